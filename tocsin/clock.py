@@ -1,0 +1,50 @@
+"""Clocks. Only the database clock decides anything; node clocks are for display and for waiting.
+
+`DatabaseClock` remembers how far the database's clock is from this node's monotonic clock, so that a node
+can name an instant (an id, a wake-up) in database time without asking each time.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def boottime() -> float:
+    """Seconds since boot, including suspend: the clock of leases on a worker."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def iso(instant: datetime) -> str:
+    """RFC 3339 in UTC with microseconds, the one form the API answers."""
+    return instant.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+class DatabaseClock:
+    """The database's time, as seen from here: its last reading carried forward by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self._error = float("inf")
+        self._read_at = float("-inf")
+
+    def observe(self, database_now: datetime, sent: float, received: float) -> None:
+        """Take in a reading made between two `time.monotonic` instants; the tightest recent one is kept."""
+        error = (received - sent) / 2
+        if error <= self._error or received - self._read_at > 60:
+            self._offset = database_now.timestamp() - (sent + received) / 2
+            self._error, self._read_at = error, received
+
+    def now(self) -> datetime:
+        """The database's present, to within half a round trip."""
+        return EPOCH + timedelta(seconds=time.monotonic() + self._offset)
+
+    def seconds_until(self, instant: datetime) -> float:
+        """How long from now until `instant` (negative once it has passed)."""
+        return (instant - self.now()).total_seconds()
+
+    def skew(self) -> float:
+        """This node's wall clock minus the database's, in seconds."""
+        return time.time() - (time.monotonic() + self._offset)

@@ -1,0 +1,51 @@
+"""Who may do what: one table, from which routes, help and docs are made."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Role = Literal["viewer", "operator", "editor", "admin", "worker", "platform"]
+
+# Each role may do what stands in its row and in the rows it includes.
+_INCLUDES: dict[str, tuple[str, ...]] = {
+    "viewer": ("viewer",),
+    "operator": ("viewer", "operator"),
+    "editor": ("viewer", "operator", "editor"),
+    "admin": ("viewer", "operator", "editor", "admin"),
+    "worker": ("worker",),
+    "platform": ("viewer", "operator", "editor", "admin", "platform"),
+}
+
+# permission → the least role that has it
+PERMISSIONS: dict[str, Role] = {
+    "jobs.read": "viewer",
+    "runs.read": "viewer",
+    "fleet.read": "viewer",
+    "jobs.operate": "operator",
+    "runs.operate": "operator",
+    "jobs.write": "editor",
+    "keys.manage": "admin",
+    "fleet.operate": "platform",
+    "tenants.manage": "platform",
+    "worker.serve": "worker",
+}
+
+
+def allowed(role: str, permission: str) -> bool:
+    """Whether `role` has `permission`."""
+    return PERMISSIONS[permission] in _INCLUDES.get(role, ())
+
+
+class Identity(NamedTuple):
+    """Who is calling: the key, its role, and the tenant it acts for."""
+
+    key_id: str
+    key_name: str
+    role: str
+    tenant_id: int
+    tenant: str
+
+    @property
+    def actor(self) -> str:
+        """How the audit names the caller."""
+        return f"key:{self.key_name or self.key_id}"

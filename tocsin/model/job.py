@@ -1,0 +1,236 @@
+"""The job document of API.md as types: what decodes, what each default is, and what we refuse.
+
+`JobSpec` is both the request body and, with its defaults filled in, what is stored and answered. Types refuse wrong
+shapes while decoding; `check` refuses wrong meanings afterwards and names every field at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tocsin.errors import InvalidInput, NotSupported
+from tocsin.model.scalars import Duration, Instant
+
+NAME = r"^[a-zA-Z0-9._-]{1,128}$"
+Name = Annotated[str, Meta(pattern=NAME)]
+Line = Annotated[str, Meta(max_length=1024)]
+Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+# What would let a job document change which program runs, or pose as the worker.
+_ENV_REFUSED = re.compile(r"(LD_|DYLD_|TOCSIN_).*|PATH|IFS|PYTHONPATH|PYTHONHOME", re.ASCII)
+_DAY = 86_400.0
+
+
+class _Part(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    pass
+
+
+class Dst(_Part):
+    """What a local time that does not exist, or exists twice, means."""
+
+    gap: Literal["next_valid", "skip"] = "next_valid"
+    overlap: Literal["first", "second", "both"] = "first"
+
+
+class Misfire(_Part):
+    """What becomes of occurrences that fell due while Tocsin was down."""
+
+    policy: Literal["latest", "all", "skip"] = "latest"
+    window: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1H"))
+    max: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class Schedule(_Part):
+    """When. Exactly one of the first eight is given."""
+
+    manual: Literal[True] | None = None
+    at: Instant | None = None
+    delay: Duration | None = None
+    cron: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    every: Duration | None = None
+    interval: Line | None = None
+    rrule: Line | None = None
+    text: Line | None = None
+    timezone: Annotated[str, Meta(max_length=64)] = "UTC"
+    starting_at: Instant | None = None
+    until: Instant | None = None
+    max_runs: Positive | None = None
+    calendar: Name | None = None
+    jitter: Duration | None = None
+    dst: Dst = Dst()
+    misfire: Misfire = msgspec.field(default_factory=Misfire)
+
+    @property
+    def kind(self) -> str:
+        """Which of the eight is given (`check` has seen that it is exactly one)."""
+        return next(k for k in SCHEDULE_KINDS if getattr(self, k) is not None)
+
+
+SCHEDULE_KINDS = ("manual", "at", "delay", "cron", "every", "interval", "rrule", "text")
+ONCE_KINDS = ("at", "delay")
+
+
+class ProcessTarget(_Part, tag_field="kind", tag="process"):
+    """A program and its arguments, run on the worker in a process group of its own."""
+
+    command: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    env: dict[str, str] = {}
+    cwd: Line | None = None
+    stdin: Annotated[str, Meta(max_length=65_536)] | None = None
+    shell: bool = False
+
+
+class PythonTarget(_Part, tag_field="kind", tag="python"):
+    """A function registered by the worker's module."""
+
+    function: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=256)]
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+Target = ProcessTarget | PythonTarget
+PLANNED_TARGETS = ("http", "container", "kubernetes")
+
+
+class Resources(_Part):
+    cpu: Annotated[float, Meta(ge=0)] = 0
+    memory_mb: Annotated[int, Meta(ge=0)] = 0
+    disk_mb: Annotated[int, Meta(ge=0)] = 0
+    gpus: Annotated[int, Meta(ge=0)] = 0
+
+
+class Placement(_Part):
+    require: dict[str, str] = {}
+    prefer: dict[str, str] = {}
+
+
+class Retry(_Part):
+    """How often and how soon a failed attempt is tried again."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 4
+    backoff: Literal["exponential", "linear", "fixed", "immediate"] = "exponential"
+    delay: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1S"))
+    max_delay: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1H"))
+    multiplier: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    jitter: Literal["full", "none"] = "full"
+    retry_on: Annotated[list[Line], Meta(max_length=100)] = []
+    give_up_on: Annotated[list[Line], Meta(max_length=100)] = []
+
+
+class JobSpec(_Part):
+    """A job as its owner writes it."""
+
+    target: Target
+    name: Name | None = None
+    schedule: Schedule | None = None
+    pool: Name = "default"
+    priority: Annotated[int, Meta(ge=0, le=1000)] = 500
+    resources: Resources = Resources()
+    placement: Placement = msgspec.field(default_factory=Placement)
+    timeout: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1H"))
+    start_deadline: Duration | None = None
+    retry: Retry = msgspec.field(default_factory=Retry)
+    overlap: Literal["skip", "queue", "queue_all", "allow", "replace"] = "skip"
+    max_concurrency: Positive | None = None
+    concurrency_key: Line | None = None
+    rate_limit: Line | None = None
+    circuit: Line | None = None
+    depends_on: list[Any] = []
+    secrets: dict[str, Any] = {}
+    notify: list[Any] = []
+    tags: Annotated[dict[str, str], Meta(max_length=50)] = {}
+    description: Annotated[str, Meta(max_length=4096)] = ""
+
+    @property
+    def once(self) -> bool:
+        """True if the job owes one occurrence at most, and is completed by it."""
+        return self.schedule is None or self.schedule.kind in ONCE_KINDS
+
+
+class RunRequest(_Part):
+    """A run asked for by hand: now, or `at`; `args` reach the target."""
+
+    at: Instant | None = None
+    args: dict[str, Any] | UnsetType = UNSET
+    priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse what decodes but means nothing, or nothing yet. Schedules in depth: `model.schedule`."""
+    wrong = [{"path": p, "code": "invalid", "message": m} for p, m in _wrong(spec)]
+    if wrong:
+        raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)
+    missing = list(_not_built(spec))
+    if missing:
+        raise NotSupported(
+            f"not supported yet: {', '.join(missing)}",
+            errors=[{"path": p, "code": "not_supported", "message": "not supported yet"} for p in missing],
+        )
+
+
+def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    if spec.schedule is not None:
+        given = [k for k in SCHEDULE_KINDS if getattr(spec.schedule, k) is not None]
+        if len(given) != 1:
+            yield "schedule", f"give exactly one of {', '.join(SCHEDULE_KINDS)}" + (
+                f", not {' and '.join(given)}" if given else ""
+            )
+    if not 0.001 <= spec.timeout.seconds <= 7 * _DAY:
+        yield "timeout", "must lie between 1 ms and 7 days"
+    if spec.start_deadline is not None and spec.start_deadline.seconds <= 0:
+        yield "start_deadline", "must be positive"
+    if spec.retry.max_delay.seconds > 7 * _DAY:
+        yield "retry.max_delay", "must be at most 7 days"
+    for key, value in spec.tags.items():
+        if not re.fullmatch(NAME, key) or len(value) > 256 or not value.isprintable():
+            yield f"tags.{key[:32]}", "a tag is a name of up to 128 and a printable value of up to 256 characters"
+    if isinstance(spec.target, ProcessTarget):
+        yield from _wrong_process(spec.target)
+
+
+def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
+    if any("\0" in word for word in (*target.command, target.cwd or "", target.stdin or "")):
+        yield "target.command", "a NUL character cannot be passed to a program"
+    if not target.command[0]:
+        yield "target.command[0]", "names no program"
+    if sum(map(len, target.command)) > 131_072:
+        yield "target.command", "is longer than 128 KiB"
+    if len(target.env) > 200 or sum(map(len, target.env.values())) > 65_536:
+        yield "target.env", "holds more than 200 names or 64 KiB"
+    for key, value in target.env.items():
+        if not _ENV_NAME.fullmatch(key) or _ENV_REFUSED.fullmatch(key) or "\0" in value:
+            yield f"target.env.{key[:64]}", "is not a name that a job may set"
+
+
+def _not_built(spec: JobSpec) -> Iterator[str]:
+    """Paths that API.md names and this version does not act on yet."""
+    blank = JobSpec(target=spec.target)
+    for name in (
+        "resources",
+        "placement",
+        "concurrency_key",
+        "rate_limit",
+        "circuit",
+        "depends_on",
+        "secrets",
+        "notify",
+    ):
+        if getattr(spec, name) != getattr(blank, name):
+            yield name
+    if spec.overlap == "replace":
+        yield "overlap"
+    if isinstance(spec.target, ProcessTarget) and spec.target.shell:
+        yield "target.shell"
+    schedule = spec.schedule
+    if schedule is not None:
+        for name in ("interval", "rrule", "text", "until", "max_runs", "calendar", "jitter"):
+            if getattr(schedule, name) is not None:
+                yield f"schedule.{name}"
+        if schedule.dst != Dst():
+            yield "schedule.dst"

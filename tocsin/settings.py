@@ -1,0 +1,107 @@
+"""Settings: one frozen record, read once from the environment, every field with its meaning, unit and default.
+
+A field `lease_seconds` is read from `TOCSIN_LEASE_SECONDS`. An unknown `TOCSIN_…` variable is refused with the
+nearest name, because a misspelt setting that is silently ignored is found out at the worst time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tocsin.errors import SetupError
+
+# Variables with our prefix that are not settings: the client's, and what a job's process is given.
+_NOT_SETTINGS = {
+    "TOCSIN_URL",
+    "TOCSIN_KEY",
+    "TOCSIN_WORKER_KEY",
+    "TOCSIN_RUN_ID",
+    "TOCSIN_JOB_ID",
+    "TOCSIN_JOB_NAME",
+    "TOCSIN_ATTEMPT",
+    "TOCSIN_FENCE",
+    "TOCSIN_SCHEDULED_FOR",
+    "TOCSIN_ARGS",
+    "TOCSIN_RUN_TOKEN",
+}
+
+
+def default_home() -> Path:
+    """`~/.tocsin`; for root `/var/lib/tocsin`, because PostgreSQL runs as another user who must get there."""
+    return Path("/var/lib/tocsin") if os.geteuid() == 0 else Path.home() / ".tocsin"
+
+
+def _doc(text: str, default: Any) -> Any:
+    return field(default=default, metadata={"doc": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an operator may turn. Durations are seconds."""
+
+    home: Path = field(default_factory=default_home, metadata={"doc": "Folder of all data of `tocsin up`."})
+    database_url: str = _doc("PostgreSQL ≥ 15 to use; empty: `tocsin up` runs its own. Also `DATABASE_URL`.", "")
+    objects_url: str = _doc("Where logs and old history live; empty: the folder `objects` in the home.", "")
+    host: str = _doc("Address the API listens on.", "127.0.0.1")
+    port: int = _doc("Port the API listens on.", 8470)
+    insecure: bool = _doc("Allow listening beyond loopback without TLS.", False)
+    lease_seconds: float = _doc("A worker silent for this long is lost and its runs are taken back.", 10.0)
+    heartbeat_seconds: float = _doc("How often a worker reports at least.", 3.0)
+    horizon_seconds: float = _doc("How far ahead occurrences are staged.", 10.0)
+    database_connections: int = _doc("Connections per server for API calls; the loops have their own.", 8)
+    log_level: str = _doc("debug, info, warning or error.", "info")
+    log_json: bool = _doc("Log lines as JSON instead of for people.", False)
+    failpoints: str = _doc("Faults to inject, for tests only; see tocsin/failpoints.py.", "")
+
+    def __post_init__(self) -> None:
+        if self.lease_seconds < 2:
+            raise SetupError("lease_seconds must be at least 2")
+        if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2:
+            raise SetupError("heartbeat_seconds must be positive and at most half of lease_seconds")
+        if not 0 < self.port < 65536:
+            raise SetupError(f"port {self.port} is not between 1 and 65535")
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
+        """Defaults, then the environment, then what is given (None = not given)."""
+        environ = os.environ if environ is None else environ
+        known = {f"TOCSIN_{f.name.upper()}": f for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in environ.items():
+            if name in known:
+                values[known[name].name] = _cast(name, known[name].type, text)
+            elif name.startswith("TOCSIN_") and name not in _NOT_SETTINGS:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise SetupError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        if "database_url" not in values and environ.get("DATABASE_URL"):
+            values["database_url"] = environ["DATABASE_URL"]
+        return replace(cls(), **values, **{k: v for k, v in given.items() if v is not None})
+
+    @property
+    def credentials_file(self) -> Path:
+        """Where `tocsin up` leaves url, key and worker_key."""
+        return self.home / "credentials.toml"
+
+
+def _cast(name: str, kind: Any, text: str) -> Any:
+    try:
+        match kind:
+            case "bool":
+                return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[
+                    text.lower()
+                ]
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "Path":
+                return Path(text).expanduser().absolute()
+            case _:
+                return text
+    except (ValueError, KeyError):
+        raise SetupError(f"{name}={text!r} is not a valid {kind}") from None

@@ -1,0 +1,59 @@
+"""Logs and metrics. One name per step: what `flow/claim.py` does is counted by `tocsin_claim_*`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+
+_FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_LAG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+
+STEP_SECONDS = Histogram(
+    "tocsin_step_seconds", "Time of one transaction of a step.", ["step"], buckets=_FAST, registry=REGISTRY
+)
+CLAIMED = Counter("tocsin_claim_runs", "Runs handed to workers.", registry=REGISTRY)
+REPORTED = Counter("tocsin_report_attempts", "Attempts ended, by outcome.", ["outcome"], registry=REGISTRY)
+SUPERSEDED = Counter("tocsin_superseded", "Reports with a stale fence, refused.", registry=REGISTRY)
+PLANNED = Counter("tocsin_plan_runs", "Occurrences staged.", registry=REGISTRY)
+SUBMITTED = Counter("tocsin_submit_jobs", "Jobs stored.", registry=REGISTRY)
+LOST = Counter("tocsin_reap_runs", "Runs taken back from lost workers.", registry=REGISTRY)
+MISSED = Counter("tocsin_occurrences_missed", "Occurrences not run, by reason.", ["reason"], registry=REGISTRY)
+START_LAG = Histogram(
+    "tocsin_start_lag_seconds", "Claim minus ready_at of a run's first attempt.", buckets=_LAG, registry=REGISTRY
+)
+DEPTH = Gauge("tocsin_queue_depth", "Live runs by state.", ["state"], registry=REGISTRY)
+OVERDUE = Gauge("tocsin_overdue_oldest_seconds", "Age of the oldest due, unclaimed run.", registry=REGISTRY)
+WORKERS_LIVE = Gauge("tocsin_workers_live", "Workers with a valid lease.", registry=REGISTRY)
+LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
+CLOCK_SKEW = Gauge("tocsin_clock_skew_seconds", "This node's wall clock minus the database's.", registry=REGISTRY)
+
+
+def setup_logging(level: str = "info", as_json: bool = False) -> None:
+    """Configure structlog once per process; lines go to standard error."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    renderer: Any = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def get_logger(name: str) -> Any:
+    """A logger that names its part of the house."""
+    return structlog.get_logger(part=name)

@@ -1,0 +1,199 @@
+"""The JSON (and msgpack) shapes of API v1, shared by server, worker and client.
+
+Client bodies refuse unknown fields; worker-protocol bodies and all replies ignore them, so that versions can roll.
+Instants are strings made by `clock.iso`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tocsin.model.job import JobSpec, RunRequest
+from tocsin.model.scalars import decode_scalar, encode_scalar
+
+Slots = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+RunKey = tuple[str, int]  # (run_id, fence)
+
+
+def encode(value: Any) -> bytes:
+    """JSON bytes of any shape here."""
+    return _json.encode(value)
+
+
+def builtins(value: Any) -> Any:
+    """A shape as plain dictionaries, lists, strings and numbers."""
+    return msgspec.to_builtins(value, enc_hook=encode_scalar)
+
+
+_json = msgspec.json.Encoder(enc_hook=encode_scalar)
+_msgpack = msgspec.msgpack.Encoder(enc_hook=encode_scalar)
+encode_msgpack = _msgpack.encode
+
+decode_job_spec = msgspec.json.Decoder(JobSpec, dec_hook=decode_scalar).decode
+decode_run_request = msgspec.json.Decoder(RunRequest, dec_hook=decode_scalar).decode
+
+
+class _Body(Struct, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class RunBatch(_Body):
+    runs: Annotated[list[RunRequest], Meta(min_length=1, max_length=5000)]
+
+
+decode_run_batch = msgspec.json.Decoder(RunBatch, dec_hook=decode_scalar).decode
+
+
+class Reason(_Body):
+    """Why somebody pauses, resumes or cancels."""
+
+    reason: Annotated[str, Meta(max_length=1024)] = ""
+    running: Literal["stop", "leave"] = "stop"
+
+
+class DeadLetterIds(_Body):
+    """Which dead letters to redrive or discard."""
+
+    ids: Annotated[list[str], Meta(min_length=1, max_length=5000)]
+    same_version: bool = False
+
+
+class NewTenant(_Body):
+    slug: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class NewKey(_Body):
+    role: Literal["viewer", "operator", "editor", "admin", "worker", "platform"]
+    name: Annotated[str, Meta(max_length=128)] = ""
+
+
+# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Page(Struct, kw_only=True):
+    items: list[Any]
+    next_cursor: str | None = None
+
+
+class RunError(Struct, kw_only=True):
+    """What went wrong in an attempt; `class` is what `retry_on` and `give_up_on` name."""
+
+    class_: str = msgspec.field(name="class")
+    message: str = ""
+
+
+# ── worker protocol ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Register(Struct, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    pool: str = "default"
+    slots: Slots = 1
+    resources: dict[str, float] = {}
+    labels: dict[str, str] = {}
+    targets: list[str] = []
+    functions: list[str] = []
+    version: str = ""
+
+
+class Registered(Struct, kw_only=True):
+    worker_id: str
+    lease_seconds: float
+    heartbeat_seconds: float
+
+
+class Claim(Struct, kw_only=True):
+    """`shared_specs`: the worker reads each job's document once per answer, from `specs`, not once per run."""
+
+    slots: Slots
+    resources: dict[str, float] = {}
+    last_claim: int = 0
+    wait: float = 20.0
+    shared_specs: bool = False
+
+
+class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
+    """One run, handed over. `spec` is the job's document; with `shared_specs` it is `specs[spec_ref]` instead."""
+
+    run_id: str
+    attempt: int
+    fence: int
+    start_at: str
+    timeout_ms: int
+    job_id: str
+    job_name: str | None = None
+    scheduled_for: str
+    spec: msgspec.Raw | None = None
+    spec_ref: str | None = None
+    args: Any = None
+    secrets: dict[str, str] = {}
+    token: str
+
+
+class StopOrder(Struct, kw_only=True):
+    run_id: str
+    fence: int
+    reason: str = ""
+
+
+class ClaimAnswer(Struct, kw_only=True):
+    """`stop` and `drain` end a long poll early; they say what a report would have said a moment later."""
+
+    claim_id: int
+    runs: list[ClaimedRun]
+    specs: dict[str, msgspec.Raw] = {}
+    stop: list[StopOrder] = []
+    drain: bool = False
+
+
+class Finished(Struct, kw_only=True, omit_defaults=True):
+    """One ended attempt."""
+
+    run_id: str
+    attempt: int
+    fence: int
+    outcome: Literal["succeeded", "failed", "timeout", "lost", "cancelled"]
+    held_ms: float = 0
+    ran_ms: float = 0
+    exit_code: int | None = None
+    error: RunError | None = None
+    result: Any = None
+    usage: dict[str, Any] | None = None
+    log: dict[str, Any] | None = None
+
+
+class Report(Struct, kw_only=True):
+    """Heartbeat, results and hand-backs in one. `running` is None except at a heartbeat, where it lists them all."""
+
+    last_claim: int = 0
+    running: list[RunKey] | None = None
+    returned: list[RunKey] = []
+    finished: list[Finished] = []
+    free: dict[str, float] = {}
+
+
+class ReportAnswer(Struct, kw_only=True):
+    accepted: list[RunKey]
+    superseded: list[RunKey]
+    stop: list[StopOrder]
+    drain: bool
+    now: str
+
+
+LogLine = tuple[float, str, str, str]  # (unix seconds on the worker, stream, level, text)
+
+
+class LogChunk(Struct, kw_only=True):
+    run_id: str
+    attempt: int
+    fence: int
+    offset: Annotated[int, Meta(ge=0)]
+    lines: list[LogLine]
+
+
+class LogShipment(Struct, kw_only=True):
+    chunks: list[LogChunk]
