@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from scripted import Script, serving
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serving() as script:
+        yield script
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TOCSIN_URL", "TOCSIN_KEY", "TOCSIN_WORKER_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TOCSIN_HOME", str(tmp_path / "home"))

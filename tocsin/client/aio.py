@@ -1,0 +1,81 @@
+"""`AsyncClient`: the SDK over `httpx.AsyncClient`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from tocsin.client import credentials
+from tocsin.client.core import Answer, Call, Document, Page, Request, Retries, T, Unreachable, exchange, next_page
+from tocsin.client.facade import Calls
+from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, unreachable
+
+
+class AsyncClient(Calls):
+    """A connection to Tocsin for one event loop. Without arguments it finds url and key by itself.
+
+    `tenant`: act for this tenant (platform keys only).
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        tenant: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        retries: Retries = DEFAULT_RETRIES,
+    ) -> None:
+        found = credentials.find(url, key)
+        self.url = found.url
+        self._retries = retries
+        self._http = httpx.AsyncClient(base_url=found.url, headers=headers(found, tenant), timeout=timeouts(timeout))
+
+    async def send(self, call: Call[T]) -> T:
+        """Send one call and answer what was read; repeats it where that is safe."""
+        flow = exchange(call, self._retries)
+        request = next(flow)
+        while True:
+            try:
+                request = flow.send(await self._deliver(request))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    async def items(self, call: Call[Page]) -> AsyncIterator[Document]:
+        """The items of all pages of a list."""
+        following: Call[Page] | None = call
+        while following is not None:
+            page = await self.send(following)
+            for item in page.items:
+                yield item
+            following = next_page(following, page)
+
+    async def _deliver(self, request: Request) -> Answer | Unreachable:
+        await asyncio.sleep(request.pause)
+        try:
+            reply = await self._http.request(
+                request.method,
+                request.path,
+                params=request.query,
+                content=request.content,
+                headers=request.headers,
+            )
+        except httpx.RequestError as error:
+            return unreachable(self.url, error)
+        return Answer(reply.status_code, reply.headers, reply.content)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

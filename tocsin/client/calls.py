@@ -1,0 +1,256 @@
+"""Every call of the API that the SDK knows: one function each, from arguments to a `Call`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from tocsin.client.core import Call, Document, Page
+from tocsin.clock import iso
+from tocsin.model.job import JobSpec
+
+Query = str | int | datetime | None
+
+_read_document = msgspec.json.Decoder(Document).decode
+_read_page = msgspec.json.Decoder(Page).decode
+
+
+def _read_anything(content: bytes) -> Document:
+    """Documents, empty answers and plain words alike."""
+    try:
+        found = msgspec.json.decode(content) if content else {}
+    except msgspec.DecodeError:
+        return {"status": content.decode(errors="replace").strip()}
+    return found if isinstance(found, dict) else {"items": found}
+
+
+def _path(*parts: str) -> str:
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _text(value: Query) -> str:
+    return iso(value) if isinstance(value, datetime) else str(value)
+
+
+def _given(**values: Query) -> dict[str, str]:
+    """A query of what is given; a trailing underscore keeps a name clear of Python's own words."""
+    return {name.rstrip("_"): _text(value) for name, value in values.items() if value is not None}
+
+
+def _get(*parts: str) -> Call[Document]:
+    return Call("GET", _path(*parts), _read_document)
+
+
+def _list(*parts: str, **query: Query) -> Call[Page]:
+    return Call("GET", _path(*parts), _read_page, query=_given(**query))
+
+
+def _post(*parts: str, body: Any = None, key: str | None = None) -> Call[Document]:
+    return Call("POST", _path(*parts), _read_anything, body=body, idempotency_key=key)
+
+
+def _delete(*parts: str) -> Call[Document]:
+    return Call("DELETE", _path(*parts), _read_anything)
+
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def create_job(spec: Mapping[str, Any] | JobSpec, *, idempotency_key: str | None = None) -> Call[Document]:
+    """Store a job; answers it with every default filled in."""
+    return _post("v1", "jobs", body=spec, key=idempotency_key)
+
+
+def get_job(job_id: str) -> Call[Document]:
+    """One job."""
+    return _get("v1", "jobs", job_id)
+
+
+def list_jobs(
+    *,
+    state: str | None = None,
+    tag: str | None = None,
+    q: str | None = None,
+    pool: str | None = None,
+    limit: int | None = None,
+) -> Call[Page]:
+    """Jobs, newest first; `tag` is `key:value`, `q` part of a name, `limit` the size of a page."""
+    return _list("v1", "jobs", state=state, tag=tag, q=q, pool=pool, limit=limit)
+
+
+def delete_job(job_id: str) -> Call[Document]:
+    """Cancel a job and free its name; its history stays."""
+    return _delete("v1", "jobs", job_id)
+
+
+def pause_job(job_id: str, reason: str = "") -> Call[Document]:
+    """Start no more runs of it until it is resumed."""
+    return _post("v1", "jobs", job_id, "pause", body={"reason": reason})
+
+
+def resume_job(job_id: str, reason: str = "") -> Call[Document]:
+    """End a pause."""
+    return _post("v1", "jobs", job_id, "resume", body={"reason": reason})
+
+
+def cancel_job(job_id: str, reason: str = "", *, running: Literal["stop", "leave"] = "stop") -> Call[Document]:
+    """End a job for good, and stop its running runs unless they are to be left."""
+    return _post("v1", "jobs", job_id, "cancel", body={"reason": reason, "running": running})
+
+
+def run_job(
+    job_id: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    at: datetime | str | None = None,
+    priority: int | None = None,
+    idempotency_key: str | None = None,
+) -> Call[Document]:
+    """Ask for a run, now or `at` an instant; `args` reach the target. Answers the run."""
+    asked = {"args": args, "at": None if at is None else _text(at), "priority": priority}
+    body = {name: value for name, value in asked.items() if value is not None}
+    return _post("v1", "jobs", job_id, "runs", body=body, key=idempotency_key)
+
+
+def run_batch(job_id: str, runs: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None) -> Call[Document]:
+    """Ask for up to 5,000 runs at once, all or none: `[{"args": …}, …]`."""
+    return _post("v1", "jobs", job_id, "runs", "batch", body={"runs": list(runs)}, key=idempotency_key)
+
+
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def list_runs(
+    *,
+    job: str | None = None,
+    state: str | None = None,
+    outcome: str | None = None,
+    error_class: str | None = None,
+    worker: str | None = None,
+    tag: str | None = None,
+    from_: datetime | str | None = None,
+    to: datetime | str | None = None,
+    limit: int | None = None,
+) -> Call[Page]:
+    """Runs, live and ended alike, newest first."""
+    return _list(
+        "v1",
+        "runs",
+        job=job,
+        state=state,
+        outcome=outcome,
+        error_class=error_class,
+        worker=worker,
+        tag=tag,
+        from_=from_,
+        to=to,
+        limit=limit,
+    )
+
+
+def get_run(run_id: str) -> Call[Document]:
+    """One run."""
+    return _get("v1", "runs", run_id)
+
+
+def attempts(run_id: str) -> Call[Page]:
+    """Every ended or running attempt of a run."""
+    return _list("v1", "runs", run_id, "attempts")
+
+
+def cancel_run(run_id: str, reason: str = "") -> Call[Document]:
+    """Stop a run; `stopping` until its worker proves that it has stopped."""
+    return _post("v1", "runs", run_id, "cancel", body={"reason": reason})
+
+
+def retry_run(run_id: str) -> Call[Document]:
+    """Run it again: a new run with `origin_run_id`."""
+    return _post("v1", "runs", run_id, "retry")
+
+
+def logs(
+    run_id: str,
+    *,
+    attempt: int | None = None,
+    stream: str | None = None,
+    after: int | None = None,
+    limit: int | None = None,
+) -> Call[Page]:
+    """Log lines `{seq, ts, stream, level, text}` behind the line with seq `after`."""
+    return _list("v1", "runs", run_id, "logs", attempt=attempt, stream=stream, after=after, limit=limit)
+
+
+# ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def list_dead(*, job: str | None = None, limit: int | None = None) -> Call[Page]:
+    """Runs that used up their attempts and wait for somebody's decision."""
+    return _list("v1", "dead-letters", job=job, limit=limit)
+
+
+def redrive_dead(ids: Iterable[str], *, same_version: bool = False) -> Call[Document]:
+    """Run dead letters again, with the job as it is now unless `same_version`."""
+    body: Document = {"ids": list(ids)} | ({"same_version": True} if same_version else {})
+    return _post("v1", "dead-letters", "redrive", body=body)
+
+
+def discard_dead(ids: Iterable[str]) -> Call[Document]:
+    """Let dead letters go; their history stays."""
+    return _post("v1", "dead-letters", "discard", body={"ids": list(ids)})
+
+
+# ── fleet, tenants, keys, health ─────────────────────────────────────────────────────────────────────────────────
+
+
+def list_workers(*, limit: int | None = None) -> Call[Page]:
+    """Who is alive, what is free, what runs there."""
+    return _list("v1", "workers", limit=limit)
+
+
+def get_worker(worker_id: str) -> Call[Document]:
+    """One worker."""
+    return _get("v1", "workers", worker_id)
+
+
+def drain_worker(worker_id: str) -> Call[Document]:
+    """Give a worker no more runs; it ends when those it has are done."""
+    return _post("v1", "workers", worker_id, "drain")
+
+
+def create_tenant(slug: str, *, weight: int = 1) -> Call[Document]:
+    """A new tenant; `weight` is its share where tenants compete."""
+    return _post("v1", "tenants", body={"slug": slug, "weight": weight})
+
+
+def list_tenants(*, limit: int | None = None) -> Call[Page]:
+    """All tenants."""
+    return _list("v1", "tenants", limit=limit)
+
+
+def create_key(role: str, *, name: str = "") -> Call[Document]:
+    """A new key; the answer shows it for the only time."""
+    return _post("v1", "keys", body={"role": role, "name": name})
+
+
+def list_keys(*, limit: int | None = None) -> Call[Page]:
+    """The tenant's keys, without their secrets."""
+    return _list("v1", "keys", limit=limit)
+
+
+def revoke_key(key_id: str) -> Call[Document]:
+    """End a key at once."""
+    return _delete("v1", "keys", key_id)
+
+
+def healthz() -> Call[Document]:
+    """Whether the server lives. Asked once: an honest no is an answer here."""
+    return Call("GET", "/healthz", _read_anything, repeat=False)
+
+
+def readyz() -> Call[Document]:
+    """Whether the server can serve: its database is there and its schema is current. Asked once."""
+    return Call("GET", "/readyz", _read_anything, repeat=False)

@@ -1,0 +1,97 @@
+"""The calls as methods, written once for both clients.
+
+A descriptor turns a function `arguments -> Call[T]` into a method that answers `T` on `Client` and an awaitable `T`
+on `AsyncClient`; a list becomes an iterator, or an asynchronous one. Type checkers and editors see exact signatures.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from tocsin.client import calls
+from tocsin.client.core import Call, Document, Page
+
+if TYPE_CHECKING:
+    from tocsin.client.aio import AsyncClient
+    from tocsin.client.sync import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Endpoint(Generic[P, T]):
+    """A call as a method: sends it and answers what was read."""
+
+    def __init__(self, build: Callable[P, Call[T]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Endpoint[P, T]: ...
+    @overload
+    def __get__(self, client: Client, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Client | AsyncClient | None, owner: type) -> Any:
+        if client is None:
+            return self
+        return functools.wraps(self._build)(lambda *args, **kwargs: client.send(self._build(*args, **kwargs)))
+
+
+class Listing(Generic[P]):
+    """A list as a method: iterates over all its items, asking for page after page as they are used up."""
+
+    def __init__(self, build: Callable[P, Call[Page]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Listing[P]: ...
+    @overload
+    def __get__(self, client: Client, owner: type) -> Callable[P, Iterator[Document]]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[P, AsyncIterator[Document]]: ...
+    def __get__(self, client: Client | AsyncClient | None, owner: type) -> Any:
+        if client is None:
+            return self
+        return functools.wraps(self._build)(lambda *args, **kwargs: client.items(self._build(*args, **kwargs)))
+
+
+class Calls:
+    """What both clients can do; `calls` says what each means."""
+
+    create_job = Endpoint(calls.create_job)
+    get_job = Endpoint(calls.get_job)
+    list_jobs = Listing(calls.list_jobs)
+    delete_job = Endpoint(calls.delete_job)
+    pause_job = Endpoint(calls.pause_job)
+    resume_job = Endpoint(calls.resume_job)
+    cancel_job = Endpoint(calls.cancel_job)
+    run_job = Endpoint(calls.run_job)
+    run_batch = Endpoint(calls.run_batch)
+
+    list_runs = Listing(calls.list_runs)
+    get_run = Endpoint(calls.get_run)
+    attempts = Listing(calls.attempts)
+    cancel_run = Endpoint(calls.cancel_run)
+    retry_run = Endpoint(calls.retry_run)
+    logs = Listing(calls.logs)
+
+    list_dead = Listing(calls.list_dead)
+    redrive_dead = Endpoint(calls.redrive_dead)
+    discard_dead = Endpoint(calls.discard_dead)
+
+    list_workers = Listing(calls.list_workers)
+    get_worker = Endpoint(calls.get_worker)
+    drain_worker = Endpoint(calls.drain_worker)
+
+    create_tenant = Endpoint(calls.create_tenant)
+    list_tenants = Listing(calls.list_tenants)
+    create_key = Endpoint(calls.create_key)
+    list_keys = Listing(calls.list_keys)
+    revoke_key = Endpoint(calls.revoke_key)
+
+    healthz = Endpoint(calls.healthz)
+    readyz = Endpoint(calls.readyz)

@@ -1,0 +1,80 @@
+"""`Client`: the SDK over `httpx.Client`, for scripts and threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from tocsin.client import credentials
+from tocsin.client.core import Answer, Call, Document, Page, Request, Retries, T, Unreachable, exchange, next_page
+from tocsin.client.facade import Calls
+from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, unreachable
+
+
+class Client(Calls):
+    """A connection to Tocsin; safe to share between threads. Without arguments it finds url and key by itself.
+
+    `tenant`: act for this tenant (platform keys only).
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        tenant: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        retries: Retries = DEFAULT_RETRIES,
+    ) -> None:
+        found = credentials.find(url, key)
+        self.url = found.url
+        self._retries = retries
+        self._http = httpx.Client(base_url=found.url, headers=headers(found, tenant), timeout=timeouts(timeout))
+
+    def send(self, call: Call[T]) -> T:
+        """Send one call and answer what was read; repeats it where that is safe."""
+        flow = exchange(call, self._retries)
+        request = next(flow)
+        while True:
+            try:
+                request = flow.send(self._deliver(request))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def items(self, call: Call[Page]) -> Iterator[Document]:
+        """The items of all pages of a list."""
+        following: Call[Page] | None = call
+        while following is not None:
+            page = self.send(following)
+            yield from page.items
+            following = next_page(following, page)
+
+    def _deliver(self, request: Request) -> Answer | Unreachable:
+        time.sleep(request.pause)
+        try:
+            reply = self._http.request(
+                request.method,
+                request.path,
+                params=request.query,
+                content=request.content,
+                headers=request.headers,
+            )
+        except httpx.RequestError as error:
+            return unreachable(self.url, error)
+        return Answer(reply.status_code, reply.headers, reply.content)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
