@@ -1,0 +1,340 @@
+"""Timetables, what is refused, and what becomes of late occurrences."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tocsin.errors import InvalidInput, NotSupported
+from tocsin.model.job import Misfire, Schedule
+from tocsin.model.scalars import Duration, Instant, decode_scalar
+from tocsin.model.schedule import (
+    LATE,
+    Missed,
+    Planned,
+    Timetable,
+    check_schedule,
+    describe,
+    due_between,
+    first_fire,
+    misfire,
+    timetable,
+)
+
+NOW = datetime(2026, 6, 1, 12, 0, 30, tzinfo=UTC)
+SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+HORIZON = 10 * SECOND
+
+
+def schedule(**given: Any) -> Schedule:
+    return msgspec.convert(given, Schedule, dec_hook=decode_scalar)
+
+
+def moments(low: datetime = datetime(2000, 1, 1), high: datetime = datetime(2060, 1, 1)) -> st.SearchStrategy[datetime]:
+    return st.datetimes(low, high).map(lambda d: d.replace(tzinfo=UTC))
+
+
+STEPS = st.one_of(
+    st.timedeltas(SECOND, 5 * MINUTE), st.timedeltas(MINUTE, 40 * DAY), st.sampled_from([SECOND, MINUTE, HOUR, DAY])
+)
+ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+CRONS = st.sampled_from(
+    [
+        "* * * * *",
+        "*/5 * * * *",
+        "0 * * * *",
+        "30 2 * * *",
+        "30 1 * * *",
+        "0 9 * * MON-FRI",
+        "0 0 1 * *",
+        "*/30 1,2 * * *",
+    ]
+)
+
+
+@st.composite
+def recurring(draw: st.DrawFn, near: datetime = NOW) -> tuple[Schedule, Timetable]:
+    """A recurring schedule and its timetable, made some time before or after `near`."""
+    anchor = near - draw(st.timedeltas(-DAY, 400 * DAY))
+    starting_at = draw(st.none() | st.timedeltas(-30 * DAY, 30 * DAY).map(lambda d: Instant(anchor + d)))
+    rule = Misfire(
+        policy=draw(st.sampled_from(["latest", "all", "skip"])),
+        window=Duration(draw(st.timedeltas(timedelta(0), 2 * HOUR) | st.timedeltas(timedelta(0), 500 * DAY))),
+        max=draw(st.integers(1, 20)),
+    )
+    if draw(st.booleans()):
+        made = Schedule(every=Duration(draw(STEPS)), starting_at=starting_at, misfire=rule)
+    else:
+        made = Schedule(cron=draw(CRONS), timezone=draw(ZONES), starting_at=starting_at, misfire=rule)
+    return made, timetable(made, anchor)
+
+
+# ── timetables ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(anchor=moments(), step=STEPS, k=st.integers(0, 10_000), part=st.floats(0, 0.999))
+@settings(max_examples=300, deadline=None)
+def test_every_is_exact(anchor: datetime, step: timedelta, k: int, part: float) -> None:
+    table = timetable(Schedule(every=Duration(step)), anchor)
+    assert table.next_after(anchor + k * step) == anchor + (k + 1) * step
+    assert table.next_after(anchor + k * step + part * step) == anchor + (k + 1) * step
+    assert table.next_after(anchor - k * step - SECOND) == anchor + step
+    assert table.count(anchor, anchor + k * step) == max(0, k - 1)
+
+
+def test_every_starts_at_its_start() -> None:
+    table = timetable(schedule(every="PT5M", starting_at="2026-06-01T12:02:00Z"), NOW)
+    assert due_between(table, NOW.replace(minute=2, second=0), NOW + 15 * MINUTE, 10)[0] == [
+        NOW.replace(minute=m, second=0) for m in (2, 7, 12)
+    ]
+    assert table.next_after(NOW - 400 * DAY) == NOW.replace(minute=2, second=0)
+
+
+def test_every_ends_with_the_calendar() -> None:
+    assert timetable(schedule(every="PT1H"), NOW).next_after(datetime.max.replace(tzinfo=UTC) - MINUTE) is None
+
+
+def test_every_shorter_than_a_second_is_refused_even_unchecked() -> None:
+    with pytest.raises(InvalidInput):
+        timetable(schedule(every="999ms"), NOW)
+
+
+@given(pair=recurring(), at=st.timedeltas(-500 * DAY, 500 * DAY), ahead=st.timedeltas(timedelta(0), 50 * DAY))
+@settings(max_examples=200, deadline=None)
+def test_next_is_after_now_and_never_goes_back(
+    pair: tuple[Schedule, Timetable], at: timedelta, ahead: timedelta
+) -> None:
+    made, table = pair
+    first, second = table.next_after(NOW + at), table.next_after(NOW + at + ahead)
+    assert first is not None and second is not None
+    assert NOW + at < first <= second
+    assert second > NOW + at + ahead
+    assert made.starting_at is None or first >= made.starting_at.at
+    assert first.tzinfo is UTC
+
+
+@given(pair=recurring(), most=st.integers(0, 30), width=st.timedeltas(timedelta(0), 3 * HOUR))
+@settings(max_examples=200, deadline=None)
+def test_due_between_is_repeated_next_after(pair: tuple[Schedule, Timetable], most: int, width: timedelta) -> None:
+    _, table = pair
+    cursor = table.next_after(NOW)
+    assert cursor is not None
+    due, following = due_between(table, cursor, cursor + width, most)
+    expected, at = [], cursor
+    while at is not None and at <= cursor + width and len(expected) < most:
+        expected.append(at)
+        at = table.next_after(at)
+    assert (due, following) == (expected, at)
+
+
+def test_first_fire_of_each_kind() -> None:
+    assert first_fire(None, NOW) == NOW
+    assert first_fire(schedule(manual=True), NOW) is None
+    assert first_fire(schedule(delay="PT10M"), NOW) == NOW + 10 * MINUTE
+    assert first_fire(schedule(at="2026-06-01T13:00:00Z"), NOW) == NOW.replace(hour=13, second=0)
+    assert first_fire(schedule(at="2026-06-01T11:30:00Z"), NOW) == NOW
+    assert first_fire(schedule(cron="* * * * *"), NOW) == NOW.replace(minute=1, second=0)
+    assert first_fire(schedule(cron="0 12 * * *", starting_at="2026-06-03T12:00:00Z"), NOW) == datetime(
+        2026, 6, 3, 12, tzinfo=UTC
+    )
+    assert first_fire(schedule(every="PT5M"), NOW) == NOW + 5 * MINUTE
+    assert first_fire(schedule(every="PT5M", starting_at="2026-06-01T12:00:30Z"), NOW) == NOW
+    assert first_fire(schedule(every="PT5M", starting_at="2026-06-01T12:00:00Z"), NOW) == NOW + 4.5 * MINUTE
+
+
+def test_a_one_time_job_owes_once() -> None:
+    for made in (None, schedule(delay="PT0S"), schedule(at="2026-06-01T12:00:30Z")):
+        table = timetable(made, NOW)
+        assert due_between(table, NOW, NOW + DAY, 10) == ([NOW], None)
+    assert timetable(schedule(manual=True), NOW).next_after(NOW) is None
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "code"),
+    [
+        ({"cron": "0 9 * * *", "timezone": "utc"}, "schedule.timezone", "unknown_timezone"),
+        ({"at": "2026-06-02T00:00:00Z", "timezone": "America"}, "schedule.timezone", "unknown_timezone"),
+        ({"cron": "* * * *"}, "schedule.cron", "invalid_cron"),
+        ({"cron": "*/61 * * * *"}, "schedule.cron", "invalid_cron"),
+        ({"cron": "0 0 31 2 *"}, "schedule.cron", "never_fires"),
+        ({"at": "2026-06-01T11:00:29Z"}, "schedule.at", "in_the_past"),
+        ({"at": "2016-06-01T11:00:29Z"}, "schedule.at", "in_the_past"),
+        ({"every": "999ms"}, "schedule.every", "invalid"),
+        ({"every": "PT0S"}, "schedule.every", "invalid"),
+        ({"delay": "P3661D"}, "schedule.delay", "invalid"),
+        ({"at": "2026-06-02T00:00:00Z", "starting_at": "2026-06-02T00:00:00Z"}, "schedule.starting_at", "invalid"),
+        ({"manual": True, "starting_at": "2026-06-02T00:00:00Z"}, "schedule.starting_at", "invalid"),
+    ],
+)
+def test_refuses_and_names_the_field(given: dict[str, Any], path: str, code: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_schedule(schedule(**given), NOW)
+    assert not isinstance(caught.value, NotSupported)
+    assert caught.value.code == code
+    assert caught.value.errors is not None
+    assert [(e["path"], e["code"]) for e in caught.value.errors] == [(path, code)]
+
+
+@pytest.mark.parametrize("expression", ["* * * * * *", "@daily", "H * * * *", "0 0 L * *"])
+def test_says_what_is_not_supported_yet(expression: str) -> None:
+    with pytest.raises(NotSupported) as caught:
+        check_schedule(schedule(cron=expression), NOW)
+    assert caught.value.code == "not_supported"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"manual": True},
+        {"at": "2026-06-01T11:00:30Z"},
+        {"at": "1970-01-01T00:00:00Z", "misfire": {"window": "P36500D"}},
+        {"delay": "P3650D"},
+        {"every": "PT1S", "starting_at": "1970-01-01T00:00:00Z"},
+        {"cron": "0 9 * * MON-FRI", "timezone": "America/New_York"},
+    ],
+)
+def test_takes_what_is_right(given: dict[str, Any]) -> None:
+    check_schedule(schedule(**given), NOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "once, now"),
+        ({"manual": True}, "by hand only"),
+        ({"at": "2026-06-01T13:00:00Z"}, "once at 2026-06-01T13:00:00.000000Z"),
+        ({"delay": "PT10M"}, "once, 10 minutes from now"),
+        ({"delay": "PT0S"}, "once, 0 seconds from now"),
+        ({"every": "PT5M"}, "every 5 minutes"),
+        ({"every": "PT1H"}, "every hour"),
+        ({"every": "P1DT1H5M1.5S"}, "every 1 day, 1 hour, 5 minutes and 1.5 seconds"),
+        ({"cron": "0 9 * * MON-FRI", "timezone": "Asia/Tokyo"}, "at 09:00 on Monday through Friday (Asia/Tokyo)"),
+    ],
+)
+def test_describes_in_plain_words(given: dict[str, Any] | None, words: str) -> None:
+    assert describe(None if given is None else schedule(**given)) == words
+
+
+# ── late occurrences ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan(made: Schedule, cursor: datetime, now: datetime = NOW) -> Planned:
+    return misfire(made, timetable(made, cursor - HOUR), cursor, now, now + HORIZON)
+
+
+def minute(hour: int, minute: int) -> datetime:
+    return NOW.replace(hour=hour, minute=minute, second=0)
+
+
+def test_latest_stages_the_newest_and_counts_the_others() -> None:
+    got = plan(schedule(cron="* * * * *"), minute(9, 0))
+    assert got == Planned(
+        [minute(11, 59), minute(12, 0)],
+        [
+            Missed("misfire_expired", 121, minute(9, 0), minute(11, 0)),
+            Missed("coalesced", 58, minute(11, 1), minute(11, 58)),
+        ],
+        minute(12, 1),
+    )
+
+
+def test_all_stages_the_newest_up_to_max() -> None:
+    got = plan(schedule(cron="*/10 * * * *", misfire={"policy": "all", "max": 2}), minute(9, 0))
+    assert got == Planned(
+        [minute(11, 40), minute(11, 50), minute(12, 0)],
+        [Missed("misfire_expired", 16, minute(9, 0), minute(11, 30))],
+        minute(12, 10),
+    )
+
+
+def test_skip_counts_them_all() -> None:
+    got = plan(schedule(cron="*/10 * * * *", misfire={"policy": "skip"}), minute(11, 40))
+    assert got == Planned(
+        [minute(12, 0)], [Missed("misfire_expired", 2, minute(11, 40), minute(11, 50))], minute(12, 10)
+    )
+
+
+def test_a_one_time_job_found_late() -> None:
+    for made, staged in ((schedule(at="2026-06-01T11:30:00Z"), True), (schedule(at="2026-06-01T10:30:00Z"), False)):
+        assert made.at is not None
+        at = made.at.at
+        missed = [] if staged else [Missed("misfire_expired", 1, at, at)]
+        assert plan(made, at) == Planned([at] if staged else [], missed, None)
+
+
+def test_a_minute_late_is_not_a_misfire() -> None:
+    made = schedule(cron="* * * * *", misfire={"policy": "skip"})
+    assert plan(made, minute(12, 0), minute(12, 1)).missed == []
+    assert plan(made, minute(12, 0), minute(12, 1) + timedelta(microseconds=1)).missed[0].count == 1
+
+
+def test_a_cursor_beyond_the_horizon_stays() -> None:
+    assert plan(schedule(cron="* * * * *"), minute(12, 30)) == Planned([], [], minute(12, 30))
+
+
+def test_a_cursor_the_timetable_no_longer_names_is_still_owed_once() -> None:
+    stray = minute(11, 0) + 17 * SECOND
+    got = plan(schedule(cron="0 * * * *", misfire={"policy": "skip"}), stray)
+    assert got == Planned([minute(12, 0)], [Missed("misfire_expired", 1, stray, stray)], minute(13, 0))
+
+
+def test_a_year_of_missed_minutes_is_counted_exactly() -> None:
+    for zone in ("UTC", "America/New_York", "Australia/Lord_Howe"):
+        got = plan(schedule(cron="* * * * *", timezone=zone), NOW.replace(second=0) - 365 * DAY)
+        assert sum(m.count for m in got.missed) + len(got.stage) == 365 * 1440 + 1
+
+
+def test_a_century_of_missed_seconds_is_arithmetic() -> None:
+    got = plan(schedule(every="PT1S", misfire={"policy": "all", "max": 10_000}), NOW - 36_500 * DAY)
+    assert sum(m.count for m in got.missed) + len(got.stage) == 36_500 * 86_400 + 11
+
+
+@given(pair=recurring(), ago=st.timedeltas(-2 * HORIZON, 3 * HOUR))
+@settings(max_examples=200, deadline=None)
+def test_each_owed_occurrence_has_exactly_one_fate(pair: tuple[Schedule, Timetable], ago: timedelta) -> None:
+    made, table = pair
+    cursor = table.next_after(NOW - ago)
+    assert cursor is not None
+    got = misfire(made, table, cursor, NOW, NOW + HORIZON, most=100_000)
+    owed, following = due_between(table, cursor, NOW + HORIZON, 1_000_000)
+    assert got.cursor == following
+    left = [t for t in owed if t not in set(got.stage)]
+    assert len(left) == len(owed) - len(got.stage)
+    assert got.stage == sorted(set(got.stage))
+    for row in got.missed:
+        mine, left = left[: row.count], left[row.count :]
+        assert len(mine) == row.count > 0
+        assert (row.first, row.last) == (mine[0], mine[-1])
+    assert left == []
+    check_rule(made.misfire, owed, got)
+
+
+def check_rule(rule: Misfire, owed: list[datetime], got: Planned) -> None:
+    late = [t for t in owed if t < NOW - LATE]
+    recent = [t for t in late if t >= NOW - rule.window.delta]
+    rescued = {"latest": recent[-1:], "all": recent[-rule.max :], "skip": []}[rule.policy]
+    assert got.stage == rescued + owed[len(late) :]
+    coalesced = len(recent) - 1 if rule.policy == "latest" and recent else 0
+    assert {m.reason: m.count for m in got.missed} == {
+        reason: count
+        for reason, count in (
+            ("misfire_expired", len(late) - len(rescued) - coalesced),
+            ("coalesced", coalesced),
+        )
+        if count
+    }
+
+
+def test_no_more_than_asked_for_at_once() -> None:
+    made = schedule(every="PT1S")
+    table = timetable(made, NOW - SECOND)
+    got = misfire(made, table, NOW, NOW, NOW + HOUR, most=5)
+    assert got == Planned([NOW + i * SECOND for i in range(5)], [], NOW + 5 * SECOND)
