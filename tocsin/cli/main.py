@@ -1,0 +1,51 @@
+"""The command line. Commands import what they need when they run, so that `tocsin --help` is immediate.
+
+Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot be
+reached, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tocsin import __version__
+from tocsin.cli import dead, fleet, job, key, run, serve, tenant
+from tocsin.cli.shared import Root, act_for
+
+app = typer.Typer(
+    cls=Root,
+    help="Cron as a service: jobs at the right instant, on a pool of workers, with every run on record.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+for command in (serve.up, serve.server, serve.worker, serve.migrate):
+    app.command()(command)
+for room in (job, run, dead, fleet, tenant, key):
+    app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tocsin {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    tenant: Annotated[
+        str | None, typer.Option(help="Act for this tenant; needs a platform key.", metavar="SLUG")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    act_for(tenant)
+
+
+def main() -> None:
+    """The entry point of the `tocsin` command."""
+    app(prog_name="tocsin")

@@ -1,0 +1,212 @@
+"""`tocsin run`: list, show, logs, cancel, retry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tocsin.cli.output import (
+    Column,
+    Document,
+    Fields,
+    now,
+    print_document,
+    print_done,
+    print_json,
+    print_list,
+    print_table,
+)
+from tocsin.cli.shared import (
+    DEFAULT_LIMIT,
+    Json,
+    Limit,
+    Reason,
+    RunId,
+    connect,
+    find_job_id,
+    noun,
+    page_size,
+    tag_filter,
+)
+from tocsin.cli.text import local, milliseconds, pairs, plain, when
+from tocsin.model.states import FINAL
+
+if TYPE_CHECKING:
+    from tocsin.client.sync import Client
+
+app = noun("See what ran, runs and will run; stop it or run it again.")
+
+FOLLOW_SECONDS = 0.5
+
+
+def why(run: Document) -> str:
+    """What explains a run's or an attempt's state."""
+    error = run.get("error") or {}
+    told = ": ".join(part for part in (error.get("class"), error.get("message")) if part)
+    blocked = f"blocked by {run['blocked_by']}" if run.get("blocked_by") else ""
+    return " ".join(part for part in (run.get("reason"), blocked, told) if part)
+
+
+COLUMNS = [
+    Column("ID", lambda run: run["id"], whole=True),
+    Column("JOB", lambda run: run.get("job_name") or run.get("job_id")),
+    Column("STATE", lambda run: run["state"]),
+    Column("TRY", lambda run: run.get("attempt")),
+    Column("SCHEDULED", lambda run: local(run.get("scheduled_for"))),
+    Column("LAG", lambda run: milliseconds(run.get("start_lag_ms"))),
+    Column("TOOK", lambda run: milliseconds(run.get("duration_ms"))),
+    Column("WHY", why),
+]
+
+ATTEMPTS = [
+    Column("TRY", lambda attempt: attempt.get("attempt")),
+    Column("OUTCOME", lambda attempt: attempt.get("outcome") or attempt.get("state")),
+    Column("STARTED", lambda attempt: local(attempt.get("started_at"))),
+    Column("TOOK", lambda attempt: milliseconds(attempt.get("duration_ms"))),
+    Column("EXIT", lambda attempt: attempt.get("exit_code")),
+    Column("WORKER", lambda attempt: attempt.get("worker")),
+    Column("WHY", why),
+]
+
+
+def _fields(run: Document) -> Fields:
+    yield "id", run["id"]
+    yield "job", f"{run.get('job_name') or ''} {run.get('job_id', '')} v{run.get('job_version', '?')}".strip()
+    yield "state", run["state"]
+    yield "outcome", run.get("outcome") or ""
+    yield "why", why(run)
+    yield "attempt", f"{run.get('attempt', 0)} (failures {run.get('failures', 0)} of {run.get('max_attempts', '?')})"
+    yield "losses", str(run.get("losses") or "")
+    yield "trigger", run.get("trigger") or ""
+    yield "again of", run.get("origin_run_id") or ""
+    yield "priority", str(run.get("priority", ""))
+    yield "scheduled", when(run.get("scheduled_for"), now())
+    yield "ready", when(run.get("ready_at"), now())
+    yield "started", when(run.get("started_at"), now())
+    yield "start lag", milliseconds(run.get("start_lag_ms"))
+    yield "finished", when(run.get("finished_at"), now())
+    yield "took", milliseconds(run.get("duration_ms"))
+    yield "worker", run.get("worker") or ""
+    yield "exit code", "" if run.get("exit_code") is None else str(run["exit_code"])
+    yield "args", pairs(run.get("args"))
+    yield "result", "" if run.get("result") is None else str(run["result"])
+    yield "tags", pairs(run.get("tags"))
+
+
+@app.command("list")
+def list_(
+    job: Annotated[str | None, typer.Option(help="Runs of this job, by id or name.")] = None,
+    state: Annotated[str | None, typer.Option(help="Such as ready, running, succeeded or dead.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Such as failed, timeout or lost.")] = None,
+    error_class: Annotated[str | None, typer.Option(help="Runs that failed with this error.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Runs of this worker.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Runs with this tag.", metavar="NAME=VALUE")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="Not before this instant.")] = None,
+    to: Annotated[str | None, typer.Option(help="Before this instant.")] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    with connect() as client:
+        found = client.list_runs(
+            job=None if job is None else find_job_id(client, job),
+            state=state,
+            outcome=outcome,
+            error_class=error_class,
+            worker=worker,
+            tag=tag_filter(tag),
+            from_=from_,
+            to=to,
+            limit=page_size(limit),
+        )
+        print_list(found, COLUMNS, limit=limit, as_json=as_json)
+
+
+@app.command()
+def show(
+    run: RunId,
+    attempts: Annotated[bool, typer.Option("--attempts", help="Each attempt too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one run."""
+    with connect() as client:
+        document = client.get_run(run)
+        tries = list(client.attempts(run)) if attempts else []
+    if attempts:
+        document["attempts"] = tries
+    print_document(document, _fields, as_json)
+    if tries and not as_json:
+        typer.echo()
+        print_table(tries, ATTEMPTS)
+
+
+@app.command()
+def logs(
+    run: RunId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.", metavar="N")] = None,
+    stream: Annotated[str | None, typer.Option(help="Only of this stream, such as stdout.")] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="With the time of each line.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a run's log. With --follow, --json prints one document per line."""
+    with connect() as client:
+        if follow:
+            lines = follow_logs(client, run, attempt=attempt, stream=stream)
+        else:
+            lines = client.logs(run, attempt=attempt, stream=stream)
+        if as_json and not follow:
+            print_json({"items": list(lines)})
+            return
+        for line in lines:
+            if as_json:
+                print_json(line, indent=None)
+            else:
+                moment = f"{local(line.get('ts'))}  " if timestamps else ""
+                typer.echo(moment + plain(line.get("text", "")))
+
+
+def follow_logs(
+    client: Client,
+    run_id: str,
+    *,
+    attempt: int | None = None,
+    stream: str | None = None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[Document]:
+    """Lines as they come, attempt after attempt, until the run (or the one attempt) has ended."""
+    current, after = attempt or 1, None
+    while True:
+        # The state is read before the lines: what was written before the end is then sure to be among them.
+        run = client.get_run(run_id)
+        newest = int(run.get("attempt") or 0)
+        last = newest if attempt is None else min(newest, attempt)
+        while current <= last:
+            for line in client.logs(run_id, attempt=current, stream=stream, after=after):
+                after = line["seq"]
+                yield line
+            if current == last:
+                break
+            current, after = current + 1, None
+        if run["state"] in FINAL or newest > last:
+            return
+        wait(FOLLOW_SECONDS)
+
+
+@app.command()
+def cancel(run: RunId, reason: Reason = "", as_json: Json = False) -> None:
+    """Stop a run."""
+    with connect() as client:
+        answer = client.cancel_run(run, reason)
+    print_done(answer, f"run {run} is {answer.get('state', 'cancelled')}", as_json)
+
+
+@app.command()
+def retry(run: RunId, as_json: Json = False) -> None:
+    """Run it again, as a new run."""
+    with connect() as client:
+        answer = client.retry_run(run)
+    print_done(answer, f"run {answer['id']} {answer.get('state', '')}, again of {run}", as_json)

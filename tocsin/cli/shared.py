@@ -1,0 +1,151 @@
+"""What the commands share: their common options, the way to the server, names for ids, and honest endings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tocsin.cli.text import length, plain
+from tocsin.errors import TocsinError
+
+if TYPE_CHECKING:
+    from tocsin.client.core import ApiError
+    from tocsin.client.sync import Client
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text for people.")]
+Limit = Annotated[int, typer.Option("--limit", min=0, help="How many at most; 0: all.", metavar="N")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.", metavar="TEXT")]
+JobRef = Annotated[str, typer.Argument(help="The job's id or name.", metavar="JOB", show_default=False)]
+RunId = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN", show_default=False)]
+DEFAULT_LIMIT = 50
+
+REFUSED, UNREACHABLE = 1, 3  # exit codes; usage errors are 2, an interrupt is 130
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
+
+
+def act_for(tenant: str | None) -> None:
+    """Let this command's calls act for another tenant."""
+    _tenant.set(tenant)
+
+
+def connect() -> Client:
+    """A client for the server of this environment."""
+    from tocsin.client.sync import Client
+
+    return Client(tenant=_tenant.get())
+
+
+def noun(help: str) -> typer.Typer:
+    """A group of commands about one kind of thing. Without rich markup typer leaves rich unloaded."""
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+
+
+def find_job(client: Client, ref: str) -> dict[str, Any]:
+    """The job with this id, or the one that bears this name: an open one first, else the latest that ended."""
+    if _UUID.fullmatch(ref):
+        return client.get_job(ref)
+    for state in ("active", "paused", None):
+        for job in client.list_jobs(q=ref, state=state, limit=500):
+            if job.get("name") == ref:
+                return job
+    from tocsin.client.core import ApiError
+
+    raise ApiError(404, "not_found", f"there is no job named {ref!r}")
+
+
+def find_job_id(client: Client, ref: str) -> str:
+    """Its id, asked for only if a name is given."""
+    return ref if _UUID.fullmatch(ref) else str(find_job(client, ref)["id"])
+
+
+# ── reading options ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any] | None:
+    """An option that holds a JSON object."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"is not JSON: {error}", param_hint=option) from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter('must be a JSON object such as {"day": "monday"}', param_hint=option)
+    return value
+
+
+def assignments(texts: Iterable[str] | None, option: str) -> dict[str, str]:
+    """A repeated option `name=value`."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{text!r} is not name=value", param_hint=option)
+        found[name] = value
+    return found
+
+
+def tag_filter(tag: str | None) -> str | None:
+    """A tag as lists want it: `name:value`."""
+    return None if tag is None else ":".join(*assignments([tag], "--tag").items())
+
+
+def page_size(limit: int) -> int:
+    """Pages so large that one is enough, if the server allows: one more than shown says whether there are more."""
+    return 500 if limit == 0 else min(limit + 1, 500)
+
+
+# ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Root(TyperGroup):
+    """The whole command line: turns every expected error into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TocsinError as error:
+            line, code = explain(error)
+            typer.echo(f"tocsin: {line}", err=True)
+            raise typer.Exit(code) from None
+
+
+def explain(error: TocsinError) -> tuple[str, int]:
+    """An error as one line that says what to do, and the exit code."""
+    # Without the client loaded there can be none of its errors.
+    from tocsin.client.core import ApiError, Unreachable
+
+    if isinstance(error, ApiError):
+        told = [f"{e.get('path')}: {e.get('message')}" for e in error.errors]
+        parts = [error.detail, *(text for text in told if text not in error.detail)]
+        return plain(f"{'; '.join(parts)} [{error.code}]{_advice(error)}"), REFUSED
+    if isinstance(error, Unreachable):
+        return plain(f"{error}; is it running? `tocsin up` starts one, TOCSIN_URL says where it is"), UNREACHABLE
+    return plain(error), REFUSED
+
+
+def _advice(error: ApiError) -> str:
+    from datetime import timedelta
+
+    if error.retry_after is not None:
+        return f"; try again in {length(timedelta(seconds=error.retry_after))}"
+    match error.status:
+        case 401:
+            return "; check TOCSIN_KEY, or the key in credentials.toml"
+        case 403:
+            return "; this needs a key with another role"
+        case 404:
+            return "; check the id or name, and whose tenant your key belongs to"
+        case 502 | 503 | 504:
+            return "; try again in a moment"
+        case 500:
+            return "; the server's log has the details"
+        case _:
+            return ""
