@@ -1,0 +1,67 @@
+# Everything a developer does here, one word each. `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+# What builds the package itself stands in the runtime lock too, so that `make up` needs nothing that is not hashed.
+COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
+
+.DEFAULT_GOAL := help
+.PHONY: help install up test check format bench lock clean
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.dev ## Make .venv with everything development needs
+
+up: $(VENV)/.runtime ## Run the whole of Tocsin on this machine (ARGS="--workers 2")
+	@exec $(RUN) -m tocsin up $(ARGS)
+
+test: $(VENV)/.dev ## Run the tests (ARGS="tests/store -k orphan")
+	$(RUN) -m pytest $(ARGS)
+
+check: $(VENV)/.dev ## Lint, format check, types, floors of the house, house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(RUN) -m pytest tests/test_house.py
+
+format: $(VENV)/.dev ## Format the code and sort its imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## Print the figures of this machine (ARGS="drain")
+	$(RUN) -m bench $(ARGS)
+
+lock: $(VENV)/.dev ## Resolve the dependencies anew into both lock files
+	$(PIP) install --quiet uv
+	$(COMPILE) --output-file requirements.lock pyproject.toml -
+	$(COMPILE) --constraint requirements.lock --extra dev --output-file requirements-dev.lock pyproject.toml -
+
+clean: ## Remove .venv, caches and build output; data of `make up` stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Tocsin needs Python 3.11 or newer; this is '$$($(PYTHON) --version 2>&1)'. Name another: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments; install its venv module (Debian: apt install python3-venv)." >&2; exit 1; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.made
+	@echo "Installing what Tocsin runs on …"
+	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	@echo "Installing what development needs …"
+	@$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+	@touch $@
