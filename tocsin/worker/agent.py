@@ -1,0 +1,131 @@
+"""The agent: registers, lives through sessions, and leaves nothing running when one of them is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import signal
+from collections.abc import Coroutine
+from importlib import metadata
+from typing import Any, TypeVar
+
+from tocsin import wire
+from tocsin.clock import boottime
+from tocsin.errors import SetupError
+from tocsin.telemetry import get_logger
+from tocsin.worker import proctree
+from tocsin.worker.executors import Executor
+from tocsin.worker.executors.process import ProcessExecutor
+from tocsin.worker.executors.python import PythonExecutor
+from tocsin.worker.link import Link, Refused, UnknownWorker, Unreachable
+from tocsin.worker.session import Drain, LeaseOver, Session
+
+log = get_logger("worker")
+
+_MOST_BETWEEN_REGISTERS = 5.0
+_Result = TypeVar("_Result")
+
+
+class Agent:
+    """A worker, from its first registration to its exit code."""
+
+    def __init__(
+        self, *, url: str, key: str, module: str | None, pool: str, slots: int, name: str, labels: dict[str, str]
+    ) -> None:
+        self._link = Link(url, key)
+        self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
+        self._drain = Drain()
+        mark, children = secrets.token_hex(8), set[int]()
+        self._executors: dict[str, Executor] = {"process": ProcessExecutor(self._link.url, mark, children)}
+        self._python: PythonExecutor | None = None
+        if module is not None:
+            self._python = PythonExecutor(module, slots, self._link.url, mark, children)
+            self._executors["python"] = self._python
+
+    async def run(self) -> int:
+        """Work until drained (0), refused or unable to work (1)."""
+        self._listen_to_signals()
+        proctree.adopt_orphans()
+        proctree.hide_memory()
+        try:
+            async with self._link:
+                await self._unless_hopeless(self._sessions())
+        except (Refused, SetupError) as exc:
+            log.error("the worker cannot go on", why=str(exc))
+            return 1
+        finally:
+            for executor in self._executors.values():
+                await executor.close()
+        return 0
+
+    async def _sessions(self) -> None:
+        """One session after the other, each with a worker id of its own."""
+        while not self._drain.wanted.is_set():
+            for executor in self._executors.values():
+                await executor.open()
+            session = await self._register()
+            if session is None:
+                return
+            try:
+                return await session.run()
+            except (LeaseOver, UnknownWorker) as exc:
+                log.warning("this worker was lost; all its runs are killed", worker=session.worker_id, why=str(exc))
+            for executor in self._executors.values():
+                executor.silence()
+                await executor.kill_all()
+
+    async def _register(self) -> Session | None:
+        """Try until the server answers; None if we are asked to stop meanwhile."""
+        body = wire.Register(
+            name=self._name,
+            pool=self._pool,
+            slots=self._slots,
+            labels=self._labels,
+            targets=list(self._executors),
+            functions=self._python.functions if self._python else [],
+            version=_version(),
+        )
+        failures = 0
+        while not self._drain.wanted.is_set():
+            sent = boottime()
+            try:
+                registered = await self._link.register(body)
+            except Unreachable as exc:
+                failures += 1
+                log.warning("the server does not answer", url=self._link.url, why=str(exc))
+                await self._pause(random.uniform(0.5, 1) * min(0.1 * 2**failures, _MOST_BETWEEN_REGISTERS))
+                continue
+            log.info("registered", worker=registered.worker_id, pool=self._pool, slots=self._slots)
+            return Session(self._link, registered, sent, self._executors, self._slots, self._drain)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drain.wanted.wait(), seconds)
+
+    async def _unless_hopeless(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Give up when the module's process cannot be started any more."""
+        task = asyncio.ensure_future(work)
+        if self._python is None:
+            return await task
+        await asyncio.wait((task, self._python.hopeless), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            # What was not started goes back; the module may work elsewhere.
+            self._drain.ask()
+            await task
+            raise SetupError(self._python.hopeless.result())
+        return task.result()
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain.ask)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tocsin")
+    except metadata.PackageNotFoundError:
+        return "unknown"

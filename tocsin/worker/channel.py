@@ -1,0 +1,108 @@
+"""Length-prefixed frames over a socket pair, written at once and read in one piece.
+
+Not an asyncio transport, for two reasons: a frame leaves in the same turn of the loop, so that a crash a moment later
+cannot take it along; and what a dead peer had still sent can be read to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+_READ = 1 << 18
+_HEADER = 4
+
+
+class Channel:
+    """One end. `on_frame` gets each frame; `on_close` is called once, after the last frame."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        on_frame: Callable[[bytes], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        self._sock, self._loop = sock, loop
+        self._on_frame, self._on_close = on_frame, on_close
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        self._closed = False
+        sock.setblocking(False)
+        loop.add_reader(sock, self._readable)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes the peer has not taken yet."""
+        return len(self._outbox)
+
+    def send(self, frame: bytes) -> None:
+        """Write a frame now; what the socket does not take is written when it does."""
+        if self._closed:
+            return
+        waiting = bool(self._outbox)
+        self._outbox += len(frame).to_bytes(_HEADER, "little")
+        self._outbox += frame
+        if not waiting and not self._flush():
+            self._loop.add_writer(self._sock, self._writable)
+
+    def close(self) -> None:
+        """Stop both ways without a word to `on_close`."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+
+    def drain(self) -> None:
+        """Read all that a peer has sent before it died, then close."""
+        while not self._closed and self._read():
+            pass
+        self.close()
+
+    def _writable(self) -> None:
+        if self._flush():
+            self._loop.remove_writer(self._sock)
+
+    def _flush(self) -> bool:
+        """True when nothing is left to write. A broken pipe shows on the reading side, after the last frame."""
+        try:
+            while self._outbox:
+                sent = self._sock.send(self._outbox)
+                del self._outbox[:sent]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._outbox.clear()
+        return True
+
+    def _readable(self) -> None:
+        self._read()
+
+    def _read(self) -> bool:
+        """Take in what is there; False if there was nothing."""
+        try:
+            data = self._sock.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._inbox += data
+            self._split()
+        else:
+            self.close()
+            self._on_close()
+        return True
+
+    def _split(self) -> None:
+        inbox, at = self._inbox, 0
+        while len(inbox) - at >= _HEADER:
+            size = int.from_bytes(inbox[at : at + _HEADER], "little")
+            if len(inbox) - at - _HEADER < size:
+                break
+            frame = bytes(inbox[at + _HEADER : at + _HEADER + size])
+            at += _HEADER + size
+            self._on_frame(frame)
+        del inbox[:at]

@@ -1,0 +1,105 @@
+"""What agent and runner say to each other: msgpack arrays, many runs to a frame.
+
+Between them lies a shared table of 64-bit cells, one per run in hand, that outlives a crash of the runner: it tells
+the agent which runs had been started, and when, without a message for each.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+NOT_STARTED, ENDED = 0, -1  # any other cell is the monotonic nanosecond of the start
+
+Outcome = Literal["succeeded", "failed", "timeout", "lost", "cancelled"]
+_NIL = msgspec.Raw(b"\xc0")
+
+
+class Call(Struct, array_like=True, gc=False):
+    """One run to call; `cell` is its place in the table and its name in all frames."""
+
+    cell: int
+    target: int
+    run_id: str
+    attempt: int
+    fence: int
+    job_id: str
+    job_name: str | None
+    scheduled_for: str
+    args: Any
+    token: str
+    timeout_ms: int
+
+
+class CallTarget(Struct, array_like=True):
+    """What several calls of a frame share."""
+
+    function: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class Orders(Struct, array_like=True):
+    """Agent to runner."""
+
+    targets: list[CallTarget] = []
+    calls: list[Call] = []
+    stops: list[int] = []
+
+
+class Done(Struct, array_like=True, gc=False):
+    """One ended call."""
+
+    cell: int
+    started_ns: int
+    ran_ns: int
+    outcome: Outcome = "succeeded"
+    error_class: str = ""
+    message: str = ""
+    result: msgspec.Raw = _NIL
+
+
+class Hello(Struct, array_like=True):
+    """The runner's first words: what it can call, or why it cannot start."""
+
+    functions: list[str]
+    error: str = ""
+
+
+class Output(Struct, array_like=True, gc=False):
+    """One line a call has written; `dropped` counts lines left out just before it."""
+
+    cell: int
+    at: float
+    stream: str
+    level: str
+    text: str
+    dropped: int = 0
+
+
+class Replies(Struct, array_like=True):
+    """Runner to agent. Output comes before the end of the call that wrote it."""
+
+    hello: Hello | None = None
+    output: list[Output] = []
+    done: list[Done] = []
+
+
+class Table:
+    """The shared cells. The agent makes it, the runner inherits its file descriptor."""
+
+    def __init__(self, size: int, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("tocsin-runs") if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, size * 8)
+        self._map = mmap.mmap(self.fd, size * 8)
+        self.cells = memoryview(self._map).cast("q")
+
+    def close(self) -> None:
+        self.cells.release()
+        self._map.close()
+        os.close(self.fd)

@@ -1,0 +1,30 @@
+"""Entry of the worker."""
+
+from __future__ import annotations
+
+import uvloop
+
+from tocsin.settings import Settings
+from tocsin.telemetry import setup_logging
+from tocsin.worker.agent import Agent
+
+
+def run(
+    *,
+    url: str,
+    key: str,
+    module: str | None,
+    pool: str,
+    slots: int,
+    name: str,
+    labels: dict[str, str],
+    settings: Settings,
+) -> int:
+    """Run a worker until it is drained or refused; its exit code."""
+    setup_logging(settings.log_level, settings.log_json)
+
+    async def work() -> int:
+        agent = Agent(url=url, key=key, module=module, pool=pool, slots=slots, name=name, labels=labels)
+        return await agent.run()
+
+    return uvloop.run(work())

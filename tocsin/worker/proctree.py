@@ -1,0 +1,117 @@
+"""Process trees on Linux: who belongs to a run, and ending all of them with proof.
+
+A tree is found by three marks, because any one of them can be shed: descent (parent ids), the process group, and an
+environment variable that every descendant inherits. Orphans come to the agent, who is their subreaper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+MARK = "_TOCSIN_TREE"  # not TOCSIN_…: those names are settings, and unknown ones are refused
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_KILL_FOR = 5.0
+_LOOK_AGAIN = 0.01
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants' orphans."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def hide_memory() -> None:
+    """Keep this process's memory and environment (the worker's key) from programs of the same user."""
+    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """A `preexec_fn`: the child is killed when the thread that started it ends, however it ends."""
+
+    def prepare() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def _processes() -> Iterator[tuple[int, int, int, bool]]:
+    """(pid, parent, group, is a zombie) of every process."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    fields = stat.read().rpartition(b")")[2].split()
+                yield int(name), int(fields[1]), int(fields[2]), fields[0] in (b"Z", b"X")
+
+
+def _has_mark(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            return mark in environ.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def members(root: int, mark: str) -> list[int]:
+    """Living processes of the tree whose first process is, or was, `root`."""
+    line = f"{MARK}={mark}".encode()
+    table = [(pid, parent, group) for pid, parent, group, zombie in _processes() if not zombie]
+    me = os.getpid()
+    found = {pid for pid, _, group in table if pid == root or group == root}
+    found |= {pid for pid, _, _ in table if pid != me and pid not in found and _has_mark(pid, line)}
+    grew = True
+    while grew:
+        more = {pid for pid, parent, _ in table if parent in found and pid not in found}
+        found |= more
+        grew = bool(more)
+    return sorted(found)
+
+
+def signal_group(root: int, number: int) -> None:
+    """Signal the tree's first process group, if there still is one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(root, number)
+
+
+def kill_once(root: int, mark: str) -> int:
+    """Kill everything of the tree that can be found now; how many there were."""
+    found = members(root, mark)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+async def kill_tree(root: int, mark: str) -> bool:
+    """Kill the whole tree; True once nothing of it lives, False if something outlived five seconds of killing."""
+    until = time.monotonic() + _KILL_FOR
+    while kill_once(root, mark):
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(_LOOK_AGAIN)
+    return True
+
+
+def has_orphans(known: set[int]) -> bool:
+    """Whether this process has children that it did not start itself. Reaps those that have ended."""
+    alive = False
+    for pid in _children():
+        if pid not in known:
+            with contextlib.suppress(ChildProcessError):
+                alive |= os.waitpid(pid, os.WNOHANG)[0] == 0
+    return alive
+
+
+def _children() -> Iterator[int]:
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as children:
+            yield from map(int, children.read().split())

@@ -1,0 +1,61 @@
+"""Entry of the runner: `module:app url slots socket-fd table-fd`, started by the agent only."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import TextIO, cast
+
+import uvloop
+
+from tocsin.client.app import App, Function
+from tocsin.worker.channel import Channel
+from tocsin.worker.frames import Table
+from tocsin.worker.runner.calls import Calls
+from tocsin.worker.runner.output import RunStream
+
+
+def load(reference: str) -> App:
+    """The `App` that `module:app` names."""
+    module_name, _, name = reference.partition(":")
+    app = getattr(importlib.import_module(module_name), name or "app")
+    if not isinstance(app, App):
+        raise TypeError(f"{reference} is not a tocsin.App but a {type(app).__name__}")
+    return app
+
+
+async def serve(reference: str, url: str, slots: int, sock: socket.socket, table: Table) -> None:
+    """Say hello, then call what is asked for until the agent is gone."""
+    loop = asyncio.get_running_loop()
+    functions: dict[str, Function] = {}
+    calls = Calls(functions, slots, table, url, loop)
+    calls.channel = Channel(sock, loop, calls.on_frame, lambda: os._exit(1))
+    # Before the module is loaded, so that the log handlers it makes write here too.
+    sys.stdout = cast(TextIO, RunStream("stdout", sys.stdout, calls.output))
+    sys.stderr = cast(TextIO, RunStream("stderr", sys.stderr, calls.output))
+    try:
+        functions.update(load(reference).functions)
+    except BaseException as exc:
+        traceback.print_exc()
+        calls.greet(f"{reference} cannot be loaded: {type(exc).__name__}: {exc}")
+    else:
+        calls.greet()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Take over what the agent left on the command line."""
+    reference, url, slots, socket_fd, table_fd = sys.argv[1:]
+    for fd in map(int, (socket_fd, table_fd)):
+        os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides when we stop
+    sock = socket.socket(fileno=int(socket_fd))
+    uvloop.run(serve(reference, url, int(slots), sock, Table(int(slots), int(table_fd))))
+
+
+main()

@@ -1,0 +1,267 @@
+"""The runner's loop: takes orders, drives calls, sends replies.
+
+A call that never waits costs no task of its own. Async functions are driven inside a *pump* task that works through
+the queue; when one suspends, the pump task becomes that call's task and a new pump takes over the queue. So every
+function runs inside a real task from its first step (`asyncio.timeout`, task groups), and only waiting ones pay for it.
+Each call has a context of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import time
+import types
+from collections import deque
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import msgspec
+
+from tocsin.client.app import Function
+from tocsin.worker.channel import Channel
+from tocsin.worker.frames import ENDED, Done, Hello, Orders, Replies, Table
+from tocsin.worker.runner.output import OutputBuffer
+from tocsin.worker.runner.run import CURRENT, Run, failed, stopped, succeeded
+from tocsin.worker.runner.threads import Threads
+
+_TURN_NS = 2_000_000  # after this long the pump lets the loop look around, and what has ended is sent
+_CHOKED_BYTES = 16 * 1024 * 1024
+_decode = msgspec.msgpack.Decoder(Orders).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Calls:
+    """All calls of this runner."""
+
+    def __init__(
+        self, functions: dict[str, Function], slots: int, table: Table, url: str, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._functions, self._url, self._loop = functions, url, loop
+        self._cells = table.cells
+        self._queue: deque[Run] = deque()
+        self._live: dict[int, Run] = {}
+        self._done: list[Done] = []
+        self._pump: asyncio.Task[None] | None = None
+        self._deadlines = _Deadlines(loop, self._live, self._time_out)
+        self._flushing = False
+        self._threads = Threads(slots, loop, self._perform, self._settle)
+        self.output = OutputBuffer(self._wake_from_anywhere)
+        self.channel: Channel | None = None
+
+    def greet(self, error: str = "") -> None:
+        """The first frame."""
+        assert self.channel is not None
+        self.channel.send(_encode(Replies(hello=Hello(sorted(self._functions), error))))
+
+    def on_frame(self, frame: bytes) -> None:
+        """Orders of the agent."""
+        orders = _decode(frame)
+        for call in orders.calls:
+            target = orders.targets[call.target]
+            function = self._functions.get(target.function)
+            if function is None:
+                self._done.append(Done(call.cell, 0, 0, "failed", "start", f"no function {target.function}"))
+                self._flush_soon()
+                continue
+            run = Run(call, target, function)
+            self._live[call.cell] = run
+            if function.is_async:
+                self._queue.append(run)
+            else:
+                self._deadlines.add(run)
+                self._threads.submit(run)
+        for cell in orders.stops:
+            if cell in self._live:
+                self._stop(self._live[cell], "cancelled")
+        if self._queue and self._pump is None:
+            self._start_pump()
+
+    # ── async functions ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start_pump(self) -> None:
+        self._pump = self._loop.create_task(self._work_through())
+
+    async def _work_through(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        turn_ends = time.monotonic_ns() + _TURN_NS
+        while self._queue:
+            ended_ns = await _within(self._queue.popleft(), self)
+            # A call that suspended has taken this task; one that cancelled its task has spoilt it.
+            if self._pump is not me:
+                return
+            if me.cancelling():
+                return self._start_pump()
+            if ended_ns > turn_ends:
+                self.flush()
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic_ns() + _TURN_NS
+        self._pump = None
+        self.flush()
+
+    def begin(self, run: Run) -> Coroutine[Any, Any, Any]:
+        """Mark the start of an async call and make its coroutine."""
+        run.started_ns = self._cells[run.call.cell] = time.monotonic_ns()
+        coroutine: Coroutine[Any, Any, Any] = run.invoke(self._url, self.output.emit)
+        return coroutine
+
+    def suspended(self, run: Run) -> None:
+        """The call waits: the pump's task is now its task, and somebody else must work through the queue."""
+        run.task = asyncio.current_task()
+        self._deadlines.add(run)
+        self._pump = None
+        if self._queue:
+            self._start_pump()
+        else:
+            self._flush_soon()
+
+    def settle_async(self, run: Run, result: Any, exc: BaseException | None) -> int:
+        """The call is over; when."""
+        ended_ns = time.monotonic_ns()
+        ran_ns = ended_ns - run.started_ns
+        self._settle(run, succeeded(run, ran_ns, result) if exc is None else failed(run, ran_ns, exc))
+        return ended_ns
+
+    # ── sync functions ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _perform(self, run: Run) -> Done:
+        """Make a call, on a thread of the pool."""
+        context = contextvars.Context()
+        context.run(CURRENT.set, run)
+        run.started_ns = self._cells[run.call.cell] = time.monotonic_ns()
+        try:
+            result = context.run(run.invoke, self._url, self.output.emit)
+            return succeeded(run, time.monotonic_ns() - run.started_ns, result)
+        except BaseException as exc:
+            return failed(run, time.monotonic_ns() - run.started_ns, exc)
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stop(self, run: Run, why: str) -> None:
+        if run.asked_to_stop:
+            return
+        run.asked_to_stop = why
+        if run.task is not None:
+            run.task.cancel()
+        elif run.function.is_async:
+            if run in self._queue:
+                self._queue.remove(run)
+                self._settle(run, stopped(run, 0))
+        elif self._threads.withdraw(run):
+            self._settle(run, stopped(run, 0))
+        else:
+            self._threads.interrupt(run)
+
+    def _time_out(self, run: Run) -> None:
+        self._stop(run, "timeout")
+
+    def _settle(self, run: Run, done: Done) -> None:
+        if run.partial is not None:
+            self.output.end(run)
+        run.ended = True
+        self._cells[run.call.cell] = ENDED
+        del self._live[run.call.cell]
+        self._done.append(done)
+        if self._pump is None:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def _wake_from_anywhere(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon_threadsafe(self.flush)
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        self._flushing = False
+        assert self.channel is not None
+        output = self.output.take()
+        if output or self._done:
+            done, self._done = self._done, []
+            self.channel.send(_encode(Replies(None, output, done)))
+            self.output.choked = self.channel.backlog > _CHOKED_BYTES
+
+
+@types.coroutine
+def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
+    """Drive one async call inside the current task, each step in the call's own context; when it ended."""
+    CURRENT.set(run)
+    context = contextvars.copy_context()
+    try:
+        coroutine = context.run(calls.begin, run)
+        waits_for = context.run(coroutine.send, None)
+    except StopIteration as end:
+        return calls.settle_async(run, end.value, None)
+    except BaseException as exc:
+        return calls.settle_async(run, None, exc)
+    calls.suspended(run)
+    while True:
+        try:
+            try:
+                sent = yield waits_for
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as exc:
+                waits_for = context.run(coroutine.throw, exc)
+            else:
+                waits_for = context.run(coroutine.send, sent)
+        except StopIteration as end:
+            return calls.settle_async(run, end.value, None)
+        except GeneratorExit:
+            raise
+        except BaseException as exc:
+            return calls.settle_async(run, None, exc)
+
+
+class _Deadlines:
+    """One heap and one timer for the time-outs of all calls that take time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, live: dict[int, Run], on_late: Any) -> None:
+        self._loop, self._live, self._on_late = loop, live, on_late
+        self._heap: list[tuple[float, int, Run]] = []
+        self._serial = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, run: Run) -> None:
+        """Watch a call; its time counts from its start, or from now if a thread is still to begin it."""
+        started = run.started_ns or time.monotonic_ns()
+        entry = (started / 1e9 + run.call.timeout_ms / 1e3, next(self._serial), run)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 1000 + 2 * len(self._live):
+            self._heap = [e for e in self._heap if not e[2].ended]
+            heapq.heapify(self._heap)
+        if self._heap[0] is entry:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = self._heap[0][0] - time.monotonic()
+        self._timer = self._loop.call_later(max(delay, 0), self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        while self._heap and (self._heap[0][2].ended or self._heap[0][0] <= now):
+            run = heapq.heappop(self._heap)[2]
+            if not run.ended:
+                self._expire(run, now)
+        if self._heap:
+            self._arm()
+
+    def _expire(self, run: Run, now: float) -> None:
+        started = run.started_ns / 1e9
+        if started and started + run.call.timeout_ms / 1e3 > now:
+            self.add(run)  # it waited for its thread, and its time began later
+        elif started or run.function.is_async:
+            self._on_late(run)
+        else:
+            self.add(run)

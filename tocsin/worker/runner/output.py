@@ -1,0 +1,103 @@
+"""What functions print and log, on its way to the run's log."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from tocsin.worker.frames import Output
+from tocsin.worker.lines import LINE_BYTES, OutputLimit, clean
+from tocsin.worker.runner.run import CURRENT, Run
+
+_LEVELS = {"debug", "info", "warning", "error", "critical"}
+_BACKLOG_LINES = 100_000
+
+
+class OutputBuffer:
+    """Lines of all runs until the next frame; bounded, so a flood costs lines and not memory."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._lines: list[Output] = []
+        self._wake = wake
+        self.choked = False  # the agent does not keep up
+
+    def take(self) -> list[Output]:
+        """Everything gathered since the last time."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def emit(self, run: Run, level: str, text: str) -> None:
+        """A record of the run's logger."""
+        self.add(run, "log", level if level in _LEVELS else "info", text.split("\n"))
+
+    def add(self, run: Run, stream: str, level: str, lines: list[str]) -> None:
+        """Append lines, as far as the run and the buffer may hold them."""
+        if run.ended:
+            return
+        if run.limit is None:
+            run.limit = OutputLimit()
+        kept, dropped = run.limit.take([piece for line in lines for piece in _pieces(line)])
+        if self.choked or len(self._lines) + len(kept) > _BACKLOG_LINES:
+            kept, dropped = [], dropped + len(kept)
+        cell, at = run.call.cell, time.time()
+        self._lines.extend([Output(cell, at, stream, level, line) for line in kept])
+        if dropped:
+            self._lines.append(Output(cell, at, "", "", "", dropped))
+        self._wake()
+
+    def end(self, run: Run) -> None:
+        """Add the line that a run has begun and not finished."""
+        for stream, text in (run.partial or {}).items():
+            if text:
+                self.add(run, stream, "info", [text])
+
+
+def _pieces(line: str) -> list[str]:
+    line = clean(line)
+    return [line[i : i + LINE_BYTES] for i in range(0, len(line), LINE_BYTES)] or [""]
+
+
+class RunStream(io.TextIOBase):
+    """Stands in for `sys.stdout` or `sys.stderr`: what a run prints goes to its log, the rest to the worker's."""
+
+    def __init__(self, name: str, real: TextIO, buffer: OutputBuffer) -> None:
+        self._stream, self._real, self._output = name, real, buffer
+
+    def write(self, text: str) -> int:
+        run = CURRENT.get()
+        if run is None or run.ended:
+            return self._real.write(text)
+        if run.partial is None:
+            run.partial = {}
+        whole, newline, rest = (run.partial.get(self._stream, "") + text).rpartition("\n")
+        if newline:
+            self._output.add(run, self._stream, "info", whole.split("\n"))
+        if len(rest) > LINE_BYTES:
+            self._output.add(run, self._stream, "info", [rest])
+            rest = ""
+        run.partial[self._stream] = rest
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._real.closed:
+            self._real.flush()
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def buffer(self) -> object:
+        """The bytes underneath, which cannot be told apart by run."""
+        return self._real.buffer

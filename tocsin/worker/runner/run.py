@@ -1,0 +1,123 @@
+"""A call in the runner: what it needs to start, its result as it goes to the agent, and its output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import traceback
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from tocsin.client.app import Context, Function
+from tocsin.worker.frames import Call, CallTarget, Done
+from tocsin.worker.lines import OutputLimit, clean
+
+RESULT_BYTES = 64 * 1024
+MESSAGE_CHARS = 4096
+
+_to_msgpack = msgspec.msgpack.Encoder().encode
+
+
+class Run:
+    """One call in hand. `asked_to_stop` is the outcome it then has, whatever the function makes of it."""
+
+    __slots__ = (
+        "asked_to_stop",
+        "call",
+        "ended",
+        "function",
+        "limit",
+        "partial",
+        "started_ns",
+        "target",
+        "task",
+        "thread",
+    )
+
+    def __init__(self, call: Call, target: CallTarget, function: Function) -> None:
+        self.call, self.target, self.function = call, target, function
+        self.started_ns = 0
+        self.asked_to_stop = ""
+        self.ended = False
+        self.task: asyncio.Task[None] | None = None
+        self.thread: Any = None
+        self.limit: OutputLimit | None = None
+        self.partial: dict[str, str] | None = None
+
+    def invoke(self, url: str, emit: Callable[[Run, str, str], None]) -> Any:
+        """Call the function: its result, or the coroutine that will have it."""
+        target, args = self.target, self.call.args
+        kwargs = {**target.kwargs, **args} if args else target.kwargs
+        if self.function.wants_context:
+            return self.function.call(self._context(url, emit), *target.args, **kwargs)
+        return self.function.call(*target.args, **kwargs)
+
+    def _context(self, url: str, emit: Callable[[Run, str, str], None]) -> Context:
+        call = self.call
+        return Context(
+            run_id=call.run_id,
+            job_id=call.job_id,
+            job_name=call.job_name,
+            attempt=call.attempt,
+            fence=call.fence,
+            scheduled_for=datetime.fromisoformat(call.scheduled_for),
+            args=call.args,
+            token=call.token,
+            url=url,
+            emit=lambda level, text: emit(self, level, text),
+        )
+
+
+CURRENT: contextvars.ContextVar[Run | None] = contextvars.ContextVar("tocsin_run", default=None)
+
+
+def succeeded(run: Run, ran_ns: int, result: Any) -> Done:
+    """The end of a call that returned."""
+    cell, started = run.call.cell, run.started_ns
+    if run.asked_to_stop:
+        return stopped(run, ran_ns)
+    if result is None:
+        return Done(cell, started, ran_ns)
+    try:
+        return Done(cell, started, ran_ns, result=_storable(result))
+    except Exception as exc:
+        message = clean(f"the result of type {type(result).__name__} cannot be stored as JSON: {exc}")[:MESSAGE_CHARS]
+        return Done(cell, started, ran_ns, "failed", "result", message)
+
+
+def _storable(result: Any) -> msgspec.Raw:
+    """Through JSON and back, because only what survives that can be stored and read by anyone."""
+    text = msgspec.json.encode(result)
+    if len(text) > RESULT_BYTES:
+        return msgspec.Raw(_to_msgpack({"truncated": True, "bytes": len(text)}))
+    return msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
+
+
+def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
+    """The end of a call that raised."""
+    if run.asked_to_stop:
+        return stopped(run, ran_ns)
+    return Done(run.call.cell, run.started_ns, ran_ns, "failed", type(exc).__name__[:256], _message(exc))
+
+
+def stopped(run: Run, ran_ns: int) -> Done:
+    """The end of a call that was asked to stop and did."""
+    if run.asked_to_stop == "timeout":
+        text = f"still running after {run.call.timeout_ms} ms"
+        return Done(run.call.cell, run.started_ns, ran_ns, "timeout", "timeout", text)
+    return Done(run.call.cell, run.started_ns, ran_ns, "cancelled")
+
+
+def _message(exc: BaseException) -> str:
+    """What it says, then the end of where it happened."""
+    try:
+        text = str(exc)
+    except Exception:
+        text = "(its text cannot be made)"
+    head = "\n".join(map(clean, text.split("\n")))[: MESSAGE_CHARS // 2]
+    trace = "".join(traceback.format_tb(exc.__traceback__)[-8:])
+    tail = "\n".join(map(clean, trace.split("\n")))[-(MESSAGE_CHARS - len(head) - 1) :].rstrip()
+    return f"{head}\n{tail}" if tail else head

@@ -1,0 +1,400 @@
+"""One registration's life: claim, start, report, until the lease is over or the work is drained.
+
+All that is known of runs lives here and ends with the session, because a new worker id owns none of the old one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import msgspec
+
+from tocsin import wire
+from tocsin.clock import boottime
+from tocsin.errors import TocsinError
+from tocsin.telemetry import get_logger
+from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
+from tocsin.worker.executors import Attempt, Executor, PythonTarget, Spec, read_spec
+from tocsin.worker.link import Link, Unreachable
+from tocsin.worker.logs import LogShipper, RunLog
+from tocsin.worker.timing import Lease, ServerClock, instant
+
+log = get_logger("worker")
+
+CLAIM_WAIT = 20.0
+_LEASE_CHECK = 0.1
+_LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
+
+
+class LeaseOver(TocsinError):
+    """We could not report in time; our runs may be somebody else's by now."""
+
+
+class Drain:
+    """The wish to stop, from a signal or from the server. A second wish means: now."""
+
+    def __init__(self, grace: float = 10.0) -> None:
+        self.wanted = asyncio.Event()
+        self.now = asyncio.Event()
+        self.grace = grace
+
+    def ask(self) -> None:
+        if self.wanted.is_set():
+            self.now.set()
+        self.wanted.set()
+
+
+class Session:
+    """A worker id and everything it has in hand. It is the `Sink` of the executors."""
+
+    def __init__(
+        self,
+        link: Link,
+        registered: wire.Registered,
+        sent: float,
+        executors: dict[str, Executor],
+        slots: int,
+        drain: Drain,
+    ) -> None:
+        self.worker_id = registered.worker_id
+        self._link, self._executors, self._slots, self._drain = link, executors, slots, drain
+        self._heartbeat = registered.heartbeat_seconds
+        self._lease = Lease(registered.lease_seconds, sent)
+        self._timeout = registered.lease_seconds * 0.4
+        self._clock = ServerClock()
+        self._logs = LogShipper(link, self.worker_id, self.check_lease)
+        self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
+        self._held: list[tuple[float, int, Attempt]] = []
+        self._serial = itertools.count()
+        self._held_timer: asyncio.TimerHandle | None = None
+        self._busy = 0
+        self._finished: list[Finished] = []
+        self._returned: list[RunKey] = []
+        self._unanswered = 0
+        self._max_unreported = max(5000, 4 * slots)
+        self._last_claim = 0
+        self._may_claim = asyncio.Event()
+        self._to_report = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns when drained; raises `LeaseOver`, `UnknownWorker` or `Refused`."""
+        for executor in self._executors.values():
+            executor.sink = self
+        await self._report(heartbeat=True)
+        claims = asyncio.ensure_future(self._claims())
+        loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._logs.run()))]
+        ending = asyncio.ensure_future(self._drain_when_asked(claims))
+        try:
+            waiting = {ending, *loops}
+            while ending in waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {claims}:
+                    task.result()
+                if claims in done and not claims.cancelled():
+                    claims.result()
+        finally:
+            await _cancel(ending, *loops)
+            if self._held_timer is not None:
+                self._held_timer.cancel()
+
+    # ── claiming ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _claims(self) -> None:
+        failures = 0
+        while True:
+            while (free := self._free()) <= 0:
+                self._may_claim.clear()
+                await self._may_claim.wait()
+            try:
+                await self._claim(free, CLAIM_WAIT)
+                failures = 0
+            except Unreachable as exc:
+                failures += 1
+                log.warning("claim failed", why=str(exc), failures=failures)
+                await asyncio.sleep(_back_off(failures, 5.0))
+
+    async def _claim(self, slots: int, wait: float) -> None:
+        body = wire.Claim(slots=slots, last_claim=self._last_claim, wait=wait, shared_specs=True)
+        request = asyncio.ensure_future(self._link.claim(self.worker_id, body))
+        try:
+            answer = await asyncio.shield(request)
+        except asyncio.CancelledError:
+            # An answer that has come all the same is not lost: its runs are handed back.
+            if request.done() and request.exception() is None:
+                self._take(request.result())
+            request.cancel()
+            raise
+        self.check_lease()
+        self._take(answer)
+
+    def _free(self) -> int:
+        unreported = len(self._finished) + self._unanswered
+        return self._slots - self._busy if unreported < self._max_unreported else 0
+
+    def _take(self, answer: wire.ClaimAnswer) -> None:
+        self._last_claim = max(self._last_claim, answer.claim_id)
+        received = time.monotonic_ns()
+        specs: dict[str, Spec | str] = {ref: _read(raw) for ref, raw in answer.specs.items()}
+        due: dict[Executor, list[Attempt]] = {}
+        server_now = self._clock.now()
+        for run in answer.runs:
+            if (run.run_id, run.fence) in self._live:
+                continue
+            spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else _read(run.spec)
+            attempt = self._admit(run, spec, received)
+            if attempt is None:
+                continue
+            start_at = instant(run.start_at)
+            if start_at <= server_now or self._drain.wanted.is_set():
+                due.setdefault(attempt.executor, []).append(attempt)
+            else:
+                self._hold(attempt, start_at)
+        self._idle.clear()
+        self._settled.clear()
+        self._obey(answer.stop, answer.drain)
+        if self._drain.wanted.is_set():
+            self.handed_back([attempt for group in due.values() for attempt in group])
+            return
+        for executor, attempts in due.items():
+            executor.start(attempts)
+
+    def _admit(self, run: ClaimedRun, spec: Spec | str, received: int) -> Attempt | None:
+        """Put a run on the books; one that nobody here can execute ends at once."""
+        target = None if isinstance(spec, str) else spec.target
+        kind = "python" if isinstance(target, PythonTarget) else "process"
+        executor = self._executors.get(kind)
+        attempt = Attempt(run, target, executor or next(iter(self._executors.values())), received)
+        self._live[attempt.key] = attempt
+        self._busy += 1
+        if target is not None and executor is not None:
+            return attempt
+        why = spec if isinstance(spec, str) else f"this worker does not run targets of kind {kind}"
+        self.ended([(attempt, attempt.finished("failed", error_class="start", message=why))])
+        return None
+
+    def _hold(self, attempt: Attempt, start_at: float) -> None:
+        entry = (self._clock.monotonic_of(start_at), next(self._serial), attempt)
+        heapq.heappush(self._held, entry)
+        if self._held[0] is entry:
+            self._set_held_timer()
+
+    def _set_held_timer(self) -> None:
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+        self._held_timer = None
+        if self._held:
+            delay = max(self._held[0][0] - time.monotonic(), 0)
+            self._held_timer = asyncio.get_running_loop().call_later(delay, self._start_held)
+
+    def _start_held(self) -> None:
+        due: dict[Executor, list[Attempt]] = {}
+        while self._held and self._held[0][0] <= time.monotonic():
+            attempt = heapq.heappop(self._held)[2]
+            due.setdefault(attempt.executor, []).append(attempt)
+        if due and self._lease.over:  # woken after a long sleep: the lease guard takes it from here
+            return
+        for executor, attempts in due.items():
+            executor.start(attempts)
+        self._set_held_timer()
+
+    # ── what executors say ───────────────────────────────────────────────────────────────────────────────────────
+
+    def ended(self, ends: Iterable[tuple[Attempt, Finished]]) -> None:
+        live, finished = self._live, self._finished
+        for attempt, end in ends:
+            self._busy -= 1
+            if attempt.log is None:
+                del live[attempt.key]
+                finished.append(end)
+            else:
+                self._logs.close(attempt.log, _AfterLog(self, attempt, end))
+        self._changed()
+
+    def after_log(self, attempt: Attempt, end: Finished) -> None:
+        """The attempt's lines have arrived, or never will."""
+        end.log = attempt.log.summary()
+        del self._live[attempt.key]
+        self._finished.append(end)
+        self._changed()
+
+    def handed_back(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in attempts:
+            self._busy -= 1
+            del self._live[attempt.key]
+            self._returned.append(attempt.key)
+        self._changed()
+
+    def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
+        if attempt.log is None:
+            attempt.log = RunLog(attempt.run)
+        self._logs.add(attempt.log, lines, dropped)
+
+    def _changed(self) -> None:
+        self._may_claim.set()
+        if self._finished or self._returned:
+            self._to_report.set()
+        if not self._busy:
+            self._idle.set()
+
+    # ── reporting ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _reports(self) -> None:
+        next_heartbeat = time.monotonic() + self._heartbeat
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._to_report.wait(), max(next_heartbeat - time.monotonic(), 0))
+            self._to_report.clear()
+            heartbeat = time.monotonic() >= next_heartbeat
+            if heartbeat:
+                next_heartbeat = time.monotonic() + self._heartbeat
+            await self._report(heartbeat)
+
+    async def _report(self, heartbeat: bool) -> None:
+        """Send one report until it is answered, unchanged, because an exact repeat is answered alike."""
+        finished, self._finished = self._finished, []
+        returned, self._returned = self._returned, []
+        self._unanswered = len(finished)
+        body = wire.encode_msgpack(
+            wire.Report(
+                last_claim=self._last_claim,
+                running=list(self._live) if heartbeat else None,
+                returned=returned,
+                finished=finished,
+                free={"slots": max(self._slots - self._busy, 0)},
+            )
+        )
+        answer = await self._deliver(body)
+        self._unanswered = 0
+        settled = {*answer.accepted, *answer.superseded}
+        unsettled = [end for end in finished if (end.run_id, end.fence) not in settled]
+        if unsettled:
+            log.warning("results neither accepted nor superseded", count=len(unsettled))
+            self._finished[:0] = unsettled
+            await asyncio.sleep(_back_off(3, 1.0))
+        self._may_claim.set()
+        if not (self._live or self._finished or self._returned):
+            self._settled.set()
+        if self._finished or self._returned:
+            self._to_report.set()
+        self._obey(answer.stop, answer.drain)
+
+    async def _deliver(self, body: bytes) -> wire.ReportAnswer:
+        for failures in itertools.count(1):
+            self.check_lease()
+            sent, sent_monotonic = boottime(), time.monotonic()
+            try:
+                answer = await self._link.report(self.worker_id, body, self._timeout)
+            except Unreachable as exc:
+                log.warning("report failed", why=str(exc), failures=failures)
+                await asyncio.sleep(_back_off(failures, 1.0))
+                continue
+            self._lease.renew(sent)
+            self.check_lease()
+            self._clock.observe(answer.now, sent_monotonic, time.monotonic())
+            return answer
+        raise AssertionError
+
+    def check_lease(self) -> None:
+        """Nothing may be said or begun once the lease is over."""
+        if self._lease.over:
+            raise LeaseOver(f"no report was answered for {self._lease.seconds:g} s")
+
+    async def _guard_lease(self) -> None:
+        while True:
+            self.check_lease()
+            await asyncio.sleep(min(max(self._lease.remaining, 0.001), _LEASE_CHECK))
+
+    # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _obey(self, stops: list[wire.StopOrder], drain: bool) -> None:
+        for order in stops:
+            attempt = self._live.get((order.run_id, order.fence))
+            if attempt is not None:
+                self._stop(attempt)
+        if drain and not self._drain.wanted.is_set():
+            log.info("the server asks to drain")
+            self._drain.ask()
+
+    def _stop(self, attempt: Attempt) -> None:
+        if self._unhold([attempt]):
+            self.ended([(attempt, attempt.finished("cancelled"))])
+        else:
+            attempt.executor.stop(attempt)
+
+    def _unhold(self, attempts: list[Attempt]) -> bool:
+        """Take attempts out of those that wait for their instant; whether any was there."""
+        kept = [entry for entry in self._held if entry[2] not in attempts]
+        if len(kept) == len(self._held):
+            return False
+        heapq.heapify(kept)
+        self._held = kept
+        self._set_held_timer()
+        return True
+
+    async def _drain_when_asked(self, claims: asyncio.Task[None]) -> None:
+        """Stop claiming, hand back what waits, let what runs end, kill what does not, report it all."""
+        await self._drain.wanted.wait()
+        await _cancel(claims)
+        with contextlib.suppress(Unreachable, TimeoutError):
+            # The closed poll's answer may be lost on its way; a later request that lacks it is the proof.
+            await asyncio.wait_for(self._claim(0, 0.0), 1.0)
+        held = [entry[2] for entry in self._held]
+        self._unhold(held)
+        self.handed_back(held)
+        if self._busy:
+            log.info("waiting for running runs", count=self._busy)
+            self._idle.clear()
+            waits = [_task(self._idle.wait()), _task(self._drain.now.wait())]
+            await asyncio.wait(waits, timeout=self._drain.grace, return_when=asyncio.FIRST_COMPLETED)
+            await _cancel(*waits)
+        for executor in self._executors.values():
+            await executor.kill_all()
+        if self._live or self._finished or self._returned or self._unanswered:
+            self._settled.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), _LAST_WORDS)
+
+
+class _AfterLog:
+    """Called when an attempt's log has arrived."""
+
+    __slots__ = ("_attempt", "_end", "_session")
+
+    def __init__(self, session: Session, attempt: Attempt, end: Finished) -> None:
+        self._session, self._attempt, self._end = session, attempt, end
+
+    def __call__(self) -> None:
+        self._session.after_log(self._attempt, self._end)
+
+
+def _read(raw: msgspec.Raw | None) -> Spec | str:
+    """A job's document, or what is wrong with it."""
+    if raw is None:
+        return "the run came without its job's document"
+    try:
+        return read_spec(raw)
+    except msgspec.MsgspecError as exc:
+        return f"the job's document cannot be read: {exc}"
+
+
+def _back_off(failures: int, most: float) -> float:
+    return random.uniform(0.5, 1.0) * min(0.05 * 2.0**failures, most)
+
+
+def _task(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(work)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
