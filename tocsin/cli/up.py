@@ -1,0 +1,484 @@
+"""`tocsin up`: one terminal, all of Tocsin. The supervisor of PostgreSQL, the server and the workers.
+
+It stays small: what needs the driver or the server's modules happens in processes of its own. Nothing outlives it:
+the kernel ends the children of a supervisor that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import ipaddress
+import json
+import os
+import random
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from tocsin.errors import SetupError
+from tocsin.settings import Settings, default_home
+from tocsin.store.embedded import Embedded, die_with_parent
+from tocsin.store.home import HomeLock, database_account, prepare_home, write_private
+
+_STOP_SECONDS = 10.0
+_BACKOFF_SECONDS = (1.0, 30.0)
+_STEADY_SECONDS = 60.0  # who lived this long is forgiven earlier failures
+_WAIT_FOR_PORT_SECONDS = 10.0
+
+_ENDING_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and to stay so
+    _ENDING_SIGNALS.append(signal.SIGHUP)
+
+Child = subprocess.Popen[bytes]
+
+
+def up(settings: Settings, *, workers: int = 1, slots: int | None = None, module: str | None = None) -> int:
+    """Run everything on this machine until Ctrl-C or SIGTERM; answers the exit code."""
+    _refuse_open_doors(settings)
+    needs_database = not settings.database_url
+    home = prepare_home(settings.home, database_account() if needs_database else None)
+    settings = replace(settings, home=home)
+    lock = HomeLock(home)
+    lock.acquire()
+    tree = _Tree(Embedded(home, lock=lock, say=_say) if needs_database else None)
+    with _signals_restored():
+        try:
+            with _interruptible():
+                _require_free_port(settings, patient=lock.left_behind)
+                _start(tree, settings, _worker_commands(workers, slots, module))
+                tree.watch()
+        except KeyboardInterrupt:
+            _say("Stopping …")
+        finally:
+            clean = _stop(tree)
+            lock.release()
+    return 0 if clean else 130
+
+
+def _start(tree: _Tree, settings: Settings, worker_commands: Sequence[list[str]]) -> None:
+    url = local_url(settings.host, settings.port)
+    if tree.database is not None:
+        settings = replace(settings, database_url=tree.database.start())
+        tree.watch_database()
+    credentials = _bootstrap(settings, url)
+    server = tree.add("server", _tocsin("server"), server_environment(settings, os.environ))
+    _wait_until_ready(server.process, settings)
+    environment = worker_environment(settings, os.environ, url, credentials["worker_key"])
+    for number, command in enumerate(worker_commands, start=1):
+        name = "worker" if len(worker_commands) == 1 else f"worker {number}"
+        tree.add(name, command, environment)
+    _greet(settings.home, url)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+# ── before anything starts ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _refuse_open_doors(settings: Settings) -> None:
+    if not settings.insecure and not is_loopback(settings.host):
+        raise SetupError(
+            f"{settings.host} is reachable from other machines, and Tocsin speaks plain HTTP: keys would cross the "
+            "network readable. Put a proxy with TLS in front of 127.0.0.1, or set TOCSIN_INSECURE=true to do it anyway."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address. Of names only `localhost` is believed."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def local_url(host: str, port: int) -> str:
+    """How to reach a server on this machine that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _require_free_port(settings: Settings, *, patient: bool) -> None:
+    """`patient`: the last supervisor was killed, so its server may still be on its way out."""
+    deadline = time.monotonic() + (_WAIT_FOR_PORT_SECONDS if patient else 0.0)
+    while (problem := _port_problem(settings.host, settings.port)) is not None:
+        if problem.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+            raise SetupError(_explain_port(settings, problem))
+        time.sleep(0.05)
+
+
+def _port_problem(host: str, port: int) -> OSError | None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        return error
+    return None
+
+
+def _explain_port(settings: Settings, problem: OSError) -> str:
+    where = f"port {settings.port} of {settings.host}"
+    if problem.errno == errno.EADDRINUSE:
+        return f"{where} is already in use by another program. Stop it, or choose another: tocsin up --port NUMBER."
+    return f"{where} cannot be listened on: {problem.strerror}. Choose another with --host and --port."
+
+
+# ── credentials ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bootstrap(settings: Settings, url: str) -> dict[str, str]:
+    """Migrate the database and make sure of our keys, which stay the same for as long as they are valid."""
+    known = read_credentials(settings.credentials_file)
+    found = _in_a_fork(lambda: _prepare_database(settings, known))
+    stored = {"url": url, "key": found["key"], "worker_key": found["worker_key"]}
+    if stored != known:
+        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in stored.items())
+        write_private(settings.credentials_file, f"# Written by `tocsin up`; read by the tocsin command.\n{text}")
+    return stored
+
+
+def _prepare_database(settings: Settings, known: dict[str, str]) -> dict[str, str]:
+    from tocsin.node.assemble import bootstrap
+
+    return bootstrap(settings, known)
+
+
+def read_credentials(path: Path) -> dict[str, str]:
+    """What an earlier start left; nothing if it left nothing readable, for keys can be made again."""
+    try:
+        stored = tomllib.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: value for name in ("url", "key", "worker_key") if isinstance(value := stored.get(name), str)}
+
+
+def _in_a_fork(task: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Do it in a child, so that the modules it loads do not stay in the supervisor's memory for ever."""
+    reader, writer = os.pipe()
+    prepare = die_with_parent(signal.SIGKILL)
+    child = os.fork()
+    if child == 0:
+        if prepare is not None:
+            prepare()
+        _answer(task, writer)
+    os.close(writer)
+    try:
+        with open(reader, "rb") as pipe:
+            answer = json.loads(pipe.read() or b"null")
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(child, 0)
+    if answer is None:
+        raise SetupError("the database could not be prepared; the lines above say why")
+    if "error" in answer:
+        raise SetupError(answer["error"])
+    found: dict[str, str] = answer["done"]
+    return found
+
+
+def _answer(task: Callable[[], dict[str, str]], writer: int) -> NoReturn:
+    code = 1
+    try:
+        try:
+            answer: dict[str, Any] = {"done": task()}
+        except SetupError as error:
+            answer = {"error": str(error)}
+        with open(writer, "wb") as pipe:
+            pipe.write(json.dumps(answer).encode())
+        code = 0
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# ── the children ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tocsin(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tocsin", *arguments]
+
+
+def _worker_commands(workers: int, slots: int | None, module: str | None) -> list[list[str]]:
+    options = [] if slots is None else ["--slots", str(slots)]
+    modules = [] if module is None else ["--", module]
+    names = [[]] if workers == 1 else [["--name", f"{socket.gethostname()}-{n}"] for n in range(1, workers + 1)]
+    return [_tocsin("worker", *options, *name, *modules) for name in names]
+
+
+def server_environment(settings: Settings, outer: Mapping[str, str]) -> dict[str, str]:
+    """The settings as the server reads them, whether they came from the environment or from options."""
+    return _common_environment(settings, outer) | {"DATABASE_URL": settings.database_url}
+
+
+def worker_environment(settings: Settings, outer: Mapping[str, str], url: str, key: str) -> dict[str, str]:
+    """The same without the database: a worker lives outside the wall, even here."""
+    return _common_environment(settings, outer) | {"TOCSIN_URL": url, "TOCSIN_WORKER_KEY": key}
+
+
+def _common_environment(settings: Settings, outer: Mapping[str, str]) -> dict[str, str]:
+    inherited = {k: v for k, v in outer.items() if not k.startswith("TOCSIN_") and k != "DATABASE_URL"}
+    defaults = Settings()
+    chosen = {
+        f"TOCSIN_{field.name.upper()}": _as_text(getattr(settings, field.name))
+        for field in fields(Settings)
+        if field.name in ("home", "host", "port") or getattr(settings, field.name) != getattr(defaults, field.name)
+    }
+    chosen.pop("TOCSIN_DATABASE_URL", None)
+    if "TOCSIN_LOG_LEVEL" not in outer and settings.log_level == defaults.log_level:
+        chosen["TOCSIN_LOG_LEVEL"] = "warning"
+    return inherited | {"TOCSIN_LOG_LEVEL": settings.log_level} | chosen
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _wait_until_ready(server: Child, settings: Settings) -> None:
+    begun = time.monotonic()
+    next_word = begun + 5
+    while not _is_ready(settings.host, settings.port):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = server.wait(timeout=0.03)
+            raise SetupError(f"the server stopped at its start ({_ending(code)}); the lines above say why")
+        if time.monotonic() > next_word:
+            _say(f"Waiting for the server ({time.monotonic() - begun:.0f} s) …")
+            next_word += 5
+
+
+def _is_ready(host: str, port: int) -> bool:
+    address = local_url(host, port).removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def _greet(home: Path, url: str) -> None:
+    command = _how_to_call()
+    if home != default_home().resolve():
+        command = f"TOCSIN_HOME={shlex.quote(str(home))} {command}"
+    _say(f"  API      {url}")
+    _say(f"  Home     {home}")
+    _say(f'  Try      {command} job create --name hello --cron "* * * * *" -- echo hi')
+    _say(f"           {command} job list")
+    _say("Tocsin is ready")
+
+
+def _how_to_call() -> str:
+    if shutil.which("tocsin"):
+        return "tocsin"
+    installed = Path(sys.executable).with_name("tocsin")
+    if not installed.exists():
+        return f"{shlex.quote(sys.executable)} -m tocsin"
+    with contextlib.suppress(ValueError):
+        installed = installed.relative_to(Path.cwd())
+    return shlex.quote(str(installed))
+
+
+# ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Unit:
+    """A process that is started again, later each time, whenever it ends."""
+
+    name: str
+    start: Callable[[], Child]
+    process: Child
+    started_at: float
+    failures: int = 0
+    restart_at: float | None = None
+
+    def check(self, now: float) -> None:
+        """Notice an end, or start again when it is time."""
+        if self.restart_at is None:
+            code = self.process.poll()
+            if code is not None:
+                self._note_failure(now, f"ended ({_ending(code)})")
+        elif now >= self.restart_at:
+            try:
+                self.process, self.started_at, self.restart_at = self.start(), time.monotonic(), None
+            except (SetupError, OSError) as error:
+                self._note_failure(time.monotonic(), f"did not start: {error}")
+
+    def _note_failure(self, now: float, what: str) -> None:
+        self.failures = 1 if now - self.started_at > _STEADY_SECONDS else self.failures + 1
+        delay = backoff(self.failures, random.random())
+        self.restart_at = now + delay
+        _say(f"The {self.name} {what}; starting it again in {delay:.1f} s")
+
+
+def backoff(failures: int, chance: float) -> float:
+    """Seconds before the next start: doubling from 1 to 30, less up to a quarter so that children spread."""
+    shortest, longest = _BACKOFF_SECONDS
+    return max(shortest, min(longest, shortest * 2.0 ** min(failures - 1, 10)) * (1 - chance / 4))
+
+
+class _Tree:
+    """All children, in the order of their start."""
+
+    def __init__(self, database: Embedded | None) -> None:
+        self.database = database
+        self._units: list[_Unit] = []
+
+    def watch_database(self) -> None:
+        """From now on PostgreSQL is started again should it end."""
+        database = self.database
+        assert database is not None
+
+        def start() -> Child:
+            database.start()
+            return database.process
+
+        self._units.append(_Unit("PostgreSQL", start, database.process, time.monotonic()))
+
+    def add(self, name: str, command: list[str], environment: dict[str, str]) -> _Unit:
+        """Start a child and keep it running."""
+
+        def start() -> Child:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the supervisor, who knows the order
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+
+        unit = _Unit(name, start, start(), time.monotonic())
+        self._units.append(unit)
+        return unit
+
+    def watch(self) -> NoReturn:
+        """Start again whatever ends, until a signal raises KeyboardInterrupt."""
+        with _child_endings() as endings:
+            while True:
+                now = time.monotonic()
+                for unit in self._units:
+                    unit.check(now)
+                due = [unit.restart_at for unit in self._units if unit.restart_at is not None]
+                select.select([endings], [], [], max(0.0, min(due) - time.monotonic()) if due else None)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(endings, 4096)
+
+    def stop(self) -> None:
+        """Workers first, so that they hand back what they hold; then the server; PostgreSQL last."""
+        own = [unit for unit in self._units if unit.name != "PostgreSQL"]
+        for group in ([u for u in own if u.name != "server"], [u for u in own if u.name == "server"]):
+            for unit in group:
+                unit.process.terminate()
+            deadline = time.monotonic() + _STOP_SECONDS
+            for unit in group:
+                self._wait_or_kill(unit, deadline)
+        if self.database is not None:
+            self.database.stop()
+
+    def kill(self) -> None:
+        """End everything at once; PostgreSQL recovers at its next start."""
+        for unit in self._units:
+            if unit.name != "PostgreSQL":
+                unit.process.kill()
+                unit.process.wait()
+        if self.database is not None:
+            self.database.stop(immediate=True)
+
+    @staticmethod
+    def _wait_or_kill(unit: _Unit, deadline: float) -> None:
+        try:
+            unit.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _say(f"The {unit.name} did not stop within {_STOP_SECONDS:.0f} s and is killed")
+            unit.process.kill()
+            unit.process.wait()
+
+
+def _stop(tree: _Tree) -> bool:
+    """In order; or, when another Ctrl-C comes meanwhile, at once, which is answered by False."""
+    try:
+        with _interruptible():
+            tree.stop()
+    except KeyboardInterrupt:
+        tree.kill()
+        return False
+    return True
+
+
+# ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and a closed terminal raise KeyboardInterrupt inside; after it none of them does anything."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _signals_restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _child_endings() -> Iterator[int]:
+    """A descriptor that becomes readable when a child ends."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(previous)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(reader)
+        os.close(writer)
