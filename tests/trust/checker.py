@@ -1,0 +1,346 @@
+"""The outside checker: two ledgers and the HTTP API against the promises; it never looks into the database.
+
+    python -m tests.trust.checker --client-ledger F --job-ledger F --url U --key K
+
+Exit 0: no breach. Exit 1: breaches, one a line. Exit 2: there was nothing to check, which proves nothing.
+
+I1   every acknowledged create exists, once
+I2   every occurrence owed in the window has exactly one run or counted reason
+I3   every run that is due has ended
+I4   `succeeded` was really done: the winning attempt noted its end under the winning fence
+I5   no two starts share (run, attempt); fences rise with attempts
+I6   nothing changes after the end (two snapshots)
+I7   failures ≤ max_attempts, losses ≤ 3
+I8   limits hold over the intervals that the jobs themselves noted
+I10  no worker still holds a run
+I11  nothing starts before it is due
+
+Not yet: I9 (dependencies), I12 (audit chain), I13 (log bytes).
+
+`check` is a pure function of `Evidence`; `evidence.collect` gathers it. That is how `test_checker.py` can lie to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from .evidence import Evidence, Target, collect, instant
+
+FINAL = ("succeeded", "dead", "cancelled", "expired", "skipped")
+FAILED = ("failed", "timeout")
+LOSS_BUDGET = 3
+# Runs that come from another run, not from an owed occurrence or an acknowledged call.
+DERIVED = ("retry", "redrive", "backfill", "dependency")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US = timedelta(microseconds=1)
+
+
+class Breach(NamedTuple):
+    invariant: str
+    subject: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.subject}: {self.what}"
+
+
+def check(evidence: Evidence) -> list[Breach]:
+    """Every breach that the evidence shows."""
+    return [Breach(name, subject, what) for name, rule in RULES.items() for subject, what in rule(evidence)]
+
+
+Found = Iterator[tuple[str, str]]
+
+
+def i1_acknowledged_creates_exist_once(e: Evidence) -> Found:
+    """Every 2xx create exists once, and nothing exists that nobody was promised."""
+    jobs, runs = e.acknowledged("create_job"), e.acknowledged("create_runs")
+    for thing, times in Counter(i for ids in (*jobs.values(), *runs.values()) for i in ids).items():
+        if times > 1:
+            yield thing, f"answered to {times} different requests"
+    for job_id in (i for ids in jobs.values() for i in ids):
+        if e.jobs.get(job_id) is None:
+            yield job_id, "an acknowledged job does not exist"
+    listed = Counter(run["id"] for run in e.runs)
+    for run_id in (i for ids in runs.values() for i in ids):
+        if listed[run_id] != 1:
+            yield run_id, f"an acknowledged run is listed {listed[run_id]} times"
+    yield from _phantoms(e, {i for ids in jobs.values() for i in ids}, {i for ids in runs.values() for i in ids})
+
+
+def _phantoms(e: Evidence, jobs: set[str], runs: set[str]) -> Found:
+    """What exists although no request was answered with it (an unanswered request may have made it)."""
+    open_requests = e.unanswered()
+    extra_jobs = sorted(set(e.tagged_jobs or ()) - jobs)
+    if len(extra_jobs) > sum(r["op"] == "create_job" for r in open_requests):
+        yield extra_jobs[0], f"{len(extra_jobs)} jobs carry this round's tag, but nobody was answered with them"
+    room = Counter[str]()
+    for request in open_requests:
+        room[request.get("job_id") or ""] += request.get("count") or 0
+    for job_id, job in e.jobs.items():
+        if job is None or not (job.get("schedule") or {}).get("manual"):
+            continue
+        extra = [r["id"] for r in e.runs_of(job_id) if r["id"] not in runs and r.get("trigger") not in DERIVED]
+        if len(extra) > room[job_id]:
+            yield extra[0], f"{len(extra)} runs of {job_id} exist that no request was answered with"
+    known = {run["id"] for run in (*e.runs, *(e.later or ()))}
+    for run_id in sorted({line["run_id"] for line in e.lines} - known):
+        yield run_id, "ran, but the API does not know it"
+
+
+def i2_each_owed_occurrence_once(e: Evidence) -> Found:
+    """Each occurrence owed in the window has exactly one row: a run, or a share in a counted reason."""
+    for job_id, job in e.jobs.items():
+        if job is None:
+            continue
+        rows = [r for r in e.runs_of(job_id) if r.get("trigger") not in DERIVED and r["id"] not in e.asked_runs]
+        owed = owed_instants(job, e.window_end(job_id))
+        if owed is None:
+            continue
+        if isinstance(owed, int):
+            if len(rows) != owed:
+                yield job_id, f"a one-time job has {len(rows)} runs"
+            continue
+        yield from _compare(job_id, owed, rows)
+
+
+def _compare(job_id: str, owed: list[datetime], rows: list[dict[str, Any]]) -> Found:
+    due = set(owed)
+    single = Counter(instant(r["scheduled_for"]) for r in rows if (r.get("count") or 1) == 1)
+    for at, times in single.items():
+        if times > 1:
+            yield job_id, f"the occurrence of {at.isoformat()} has {times} rows"
+        if owed and owed[0] <= at <= owed[-1] and at not in due:
+            yield job_id, f"a run stands for {at.isoformat()}, which nothing owes"
+    uncovered = [at for at in owed if at not in single]
+    window = (owed[0], owed[-1]) if owed else (_EPOCH, _EPOCH)
+    counted = sum(
+        r["count"] for r in rows if (r.get("count") or 1) > 1 and window[0] <= instant(r["scheduled_for"]) <= window[1]
+    )
+    if len(uncovered) != counted:
+        first = uncovered[0].isoformat() if uncovered else "none"
+        yield job_id, f"{len(uncovered)} occurrences have no run (first {first}), {counted} are counted as not run"
+
+
+def owed_instants(job: dict[str, Any], until: datetime) -> list[datetime] | int | None:
+    """What a schedule owes up to `until`: instants; 1 for a one-time job; None where there is no saying.
+
+    Deliberately not the product's own arithmetic: cron comes from cronsim, which knows UTC well.
+    """
+    schedule, made = job.get("schedule"), instant(job["created_at"])
+    if schedule is None or schedule.get("delay") or schedule.get("at"):
+        return 1
+    if int(job.get("version") or 1) != 1:
+        return None
+    starting = instant(schedule["starting_at"]) if schedule.get("starting_at") else None
+    out: list[datetime] = []
+    if schedule.get("every"):
+        step = _seconds(schedule["every"])
+        at = starting or made + step
+        while at <= until:
+            if at > made:
+                out.append(at)
+            at += step
+        return out
+    if schedule.get("cron") and schedule.get("timezone", "UTC") == "UTC":
+        from cronsim import CronSim
+
+        for at in CronSim(schedule["cron"], max(made, (starting or made) - _US)):
+            if at > until:
+                return out
+            out.append(at)
+    return None
+
+
+def _seconds(duration: str) -> timedelta:
+    """`P1DT2H3M4.5S`, the one form that the API answers."""
+    date, _, time = duration.removeprefix("P").partition("T")
+    total, number = 0.0, ""
+    for char in date + time:
+        if char in "DHMS":
+            total += float(number) * {"D": 86400, "H": 3600, "M": 60, "S": 1}[char]
+            number = ""
+        else:
+            number += char
+    return timedelta(seconds=total)
+
+
+def i3_due_runs_end(e: Evidence) -> Found:
+    for run in e.runs:
+        due = instant(run.get("ready_at") or run["scheduled_for"])
+        if run["state"] not in FINAL and due <= e.settled_by:
+            yield run["id"], f"is still {run['state']}" + (f" ({run['blocked_by']})" if run.get("blocked_by") else "")
+
+
+def i4_success_was_done(e: Evidence) -> Found:
+    """Done by the attempt that is said to have won, and no later claim had fenced that one off."""
+    ends = {(x["run_id"], x["attempt"], x["fence"]) for x in e.lines if x["phase"] == "end" and x["ok"]}
+    highest: dict[str, int] = {}
+    for line in e.lines:
+        highest[line["run_id"]] = max(line["fence"], highest.get(line["run_id"], 0))
+    for run in e.runs:
+        if run["state"] != "succeeded":
+            continue
+        if (run["id"], run["attempt"], run["fence"]) not in ends:
+            yield run["id"], f"succeeded, but attempt {run['attempt']} under fence {run['fence']} noted no good end"
+        elif highest[run["id"]] > run["fence"]:
+            yield run["id"], f"succeeded under fence {run['fence']}, but {highest[run['id']]} had been handed out"
+
+
+def i5_starts_are_fenced(e: Evidence) -> Found:
+    starts = Counter((x["run_id"], x["attempt"]) for x in e.lines if x["phase"] == "start")
+    for (run_id, attempt), times in starts.items():
+        if times > 1:
+            yield run_id, f"attempt {attempt} started {times} times"
+    fences: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for line in e.lines:
+        fences[line["run_id"]].add((line["attempt"], line["fence"]))
+    for run_id, attempts in e.attempts.items():
+        fences[run_id] |= {(a["attempt"], a["fence"]) for a in attempts if a.get("fence") is not None}
+    for run_id, pairs in fences.items():
+        ordered = sorted(pairs)
+        for (attempt, fence), (later, higher) in pairwise(ordered):
+            if attempt == later:
+                yield run_id, f"attempt {attempt} had two fences, {fence} and {higher}"
+            elif higher <= fence:
+                yield run_id, f"attempt {later} had fence {higher}, not above {fence} of attempt {attempt}"
+
+
+_LASTING = ("state", "outcome", "reason", "attempt", "fence", "failures", "losses", "started_at", "finished_at")
+
+
+def i6_the_end_is_final(e: Evidence) -> Found:
+    if e.later is None:
+        return
+    after = {run["id"]: run for run in e.later}
+    for run in e.runs:
+        if run["state"] not in FINAL:
+            continue
+        now = after.get(run["id"])
+        if now is None:
+            yield run["id"], f"was {run['state']} and is gone"
+            continue
+        changed = [f"{k} {run.get(k)} → {now.get(k)}" for k in _LASTING if run.get(k) != now.get(k)]
+        if changed:
+            yield run["id"], f"changed after its end: {', '.join(changed)}"
+
+
+def i7_tries_are_bounded(e: Evidence) -> Found:
+    for run in e.runs:
+        outcomes = [a.get("outcome") for a in e.attempts.get(run["id"], ())]
+        failures = max(run.get("failures") or 0, sum(o in FAILED for o in outcomes))
+        losses = max(run.get("losses") or 0, outcomes.count("lost"))
+        if run.get("max_attempts") is not None and failures > run["max_attempts"]:
+            yield run["id"], f"failed {failures} times of at most {run['max_attempts']}"
+        if losses > LOSS_BUDGET:
+            yield run["id"], f"was lost {losses} times of at most {LOSS_BUDGET}"
+
+
+def i8_limits_hold(e: Evidence) -> Found:
+    by_job, by_key = defaultdict(list), defaultdict(list)
+    for line in e.lines:
+        by_job[line["job_id"]].append(line)
+        by_key[line.get("key")].append(line)
+    for job_id, job in e.jobs.items():
+        limit = (job or {}).get("max_concurrency")
+        if limit is not None and (most := most_at_once(by_job[job_id])) > limit:
+            yield job_id, f"{most} ran at once, {limit} are allowed"
+    for key, limit in e.key_limits.items():
+        if (most := most_at_once(by_key[key])) > limit:
+            yield f"key {key}", f"{most} ran at once, {limit} are allowed"
+
+
+def most_at_once(lines: Iterable[dict[str, Any]]) -> int:
+    """The most attempts that were between their start and their end at one instant (CLOCK_BOOTTIME of one host).
+
+    An attempt that noted no end was killed, nobody knows when: it counts for nothing rather than for a false alarm.
+    """
+    spans: dict[tuple[str, int, int], dict[str, int]] = defaultdict(dict)
+    for x in lines:
+        spans[x["run_id"], x["attempt"], x["fence"]][x["phase"]] = x["boottime_ns"]
+    edges = [edge for s in spans.values() if len(s) == 2 for edge in ((s["start"], 1), (s["end"], -1))]
+    most = running = 0
+    for _, step in sorted(edges):
+        running += step
+        most = max(most, running)
+    return most
+
+
+def i10_slots_come_back(e: Evidence) -> Found:
+    for worker in e.workers:
+        running = worker.get("running")
+        if running is None:
+            yield worker["id"], "does not say what it runs"
+        elif count := running if isinstance(running, int) else len(running):
+            yield worker["id"], f"still holds {count} runs"
+
+
+def i11_nothing_early(e: Evidence) -> Found:
+    due = {run["id"]: (instant(run["scheduled_for"]) - _EPOCH) // _US for run in e.runs}
+    for line in e.lines:
+        early = due.get(line["run_id"], 0) - line["wall_us"]
+        if line["phase"] == "start" and early > 0:
+            yield line["run_id"], f"attempt {line['attempt']} started {early} µs before it was due"
+
+
+RULES: dict[str, Callable[[Evidence], Found]] = {
+    "I1": i1_acknowledged_creates_exist_once,
+    "I2": i2_each_owed_occurrence_once,
+    "I3": i3_due_runs_end,
+    "I4": i4_success_was_done,
+    "I5": i5_starts_are_fenced,
+    "I6": i6_the_end_is_final,
+    "I7": i7_tries_are_bounded,
+    "I8": i8_limits_hold,
+    "I10": i10_slots_come_back,
+    "I11": i11_nothing_early,
+}
+
+
+def summary(e: Evidence) -> str:
+    """What was looked at, so that nobody takes an empty round for a proof."""
+    states = Counter(run["state"] for run in e.runs)
+    counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items())) or "none"
+    starts = sum(line["phase"] == "start" for line in e.lines)
+    lost = sum((run.get("losses") or 0) > 0 for run in e.runs)
+    return (
+        f"{len(e.jobs)} jobs, {len(e.runs)} runs ({counts}), {starts} starts noted, "
+        f"{sum((run.get('attempt') or 0) > 1 for run in e.runs)} runs tried more than once, {lost} lost a worker"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="check what Tocsin promised against what happened")
+    parser.add_argument("--client-ledger", action="append", required=True)
+    parser.add_argument("--job-ledger", action="append", required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--key", required=True)
+    parser.add_argument("--tag", help="k:v that every job of the round carries")
+    parser.add_argument("--apart", type=float, default=3.0, help="seconds between the two snapshots (I6)")
+    parser.add_argument("--settle", type=float, default=30.0, help="runs due this long ago must have ended (I3)")
+    parser.add_argument("--slack", type=float, default=15.0, help="seconds before a cancel that owe nothing (I2)")
+    parser.add_argument(
+        "--limit", action="append", default=[], metavar="KEY=N", help="concurrency of a ledger key (I8)"
+    )
+    given = parser.parse_args()
+    limits = {k: int(n) for k, _, n in (text.rpartition("=") for text in given.limit)}
+    target = Target(given.url, given.key, given.tag, given.apart, given.settle, given.slack, limits)
+    evidence = asyncio.run(collect(target, given.client_ledger, given.job_ledger))
+    breaches = check(evidence)
+    for breach in breaches:
+        print(breach)
+    print(f"{summary(evidence)}: {len(breaches)} breaches", file=sys.stderr)
+    if not evidence.jobs or not evidence.runs:
+        return 1 if breaches else 2
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What the checker looks at: ledger lines and API documents as plain data, and how they are gathered over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from . import ledger
+
+Document = dict[str, Any]
+
+
+def instant(text: str) -> datetime:
+    """An RFC 3339 time of the API."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+
+
+@dataclass
+class Evidence:
+    """One round, as seen from outside."""
+
+    client: list[Document]  # client ledger, intents and replies
+    lines: list[Document]  # job ledger
+    jobs: dict[str, Document | None]  # None: 404
+    runs: list[Document]  # every run of those jobs, as listed
+    attempts: dict[str, list[Document]]
+    workers: list[Document]
+    settled_by: datetime  # what was due by then must have ended
+    later: list[Document] | None = None  # the runs once more, some time after
+    tagged_jobs: list[str] | None = None
+    key_limits: dict[str, int] = field(default_factory=dict)
+    slack: timedelta = timedelta(seconds=15)
+
+    @cached_property
+    def _replies(self) -> dict[int, Document]:
+        return {r["n"]: r for r in self.client if r["phase"] == "reply"}
+
+    def acknowledged(self, op: str) -> dict[int, list[str]]:
+        """The ids that each request of a kind was answered with, by request."""
+        asked = (r["n"] for r in self.client if r["phase"] == "intent" and r["op"] == op)
+        return {n: self._replies[n]["ids"] for n in asked if n in self._replies and self._replies[n]["status"] < 300}
+
+    def unanswered(self) -> list[Document]:
+        """Requests whose outcome nobody learned."""
+        return [r for r in self.client if r["phase"] == "intent" and r["n"] not in self._replies]
+
+    @cached_property
+    def asked_runs(self) -> set[str]:
+        """Runs that were asked for, rather than owed by a schedule."""
+        return {i for ids in self.acknowledged("create_runs").values() for i in ids}
+
+    def runs_of(self, job_id: str) -> list[Document]:
+        return self._runs_by_job.get(job_id, [])
+
+    @cached_property
+    def _runs_by_job(self) -> dict[str, list[Document]]:
+        out: dict[str, list[Document]] = {}
+        for run in self.runs:
+            out.setdefault(run["job_id"], []).append(run)
+        return out
+
+    def window_end(self, job_id: str) -> datetime:
+        """Until when a job owes: its cancel retracts what nobody has claimed by then, hence the slack."""
+        ends = [
+            r["wall_us"]
+            for r in self.client
+            if r["phase"] == "intent" and r["op"] in ("cancel_job", "pause_job") and r.get("job_id") == job_id
+        ]
+        if not ends:
+            return self.settled_by
+        cancelled = datetime.fromtimestamp(min(ends) / 1_000_000, UTC) - self.slack
+        return min(cancelled, self.settled_by)
+
+
+class Target(NamedTuple):
+    """Where to look, and how strictly."""
+
+    url: str
+    key: str
+    tag: str | None = None
+    apart: float = 3.0
+    settle: float = 30.0
+    slack: float = 15.0
+    key_limits: dict[str, int] = {}  # noqa: RUF012  a NamedTuple's default, never changed
+
+
+async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledgers: Iterable[str | Path]) -> Evidence:
+    """Read both ledgers, then ask the API about everything they name; twice, `apart` seconds."""
+    client = ledger.read(*client_ledgers)
+    replies = {r["n"]: r for r in client if r["phase"] == "reply" and r["status"] < 300}
+    creates = [r["n"] for r in client if r["phase"] == "intent" and r["op"] == "create_job"]
+    job_ids = [i for n in creates if n in replies for i in replies[n]["ids"]]
+    headers = {"authorization": f"Bearer {target.key}"}
+    async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=30) as http:
+        api = _Api(http)
+        taken_at = datetime.now(UTC)
+        evidence = Evidence(
+            client=client,
+            lines=[],
+            jobs=dict(zip(job_ids, await api.each("/v1/jobs/{}", job_ids), strict=True)),
+            runs=await api.runs_of(job_ids),
+            attempts={},
+            workers=[w async for w in api.pages("/v1/workers")],
+            settled_by=taken_at - timedelta(seconds=target.settle),
+            tagged_jobs=[j["id"] async for j in api.pages("/v1/jobs", tag=target.tag)] if target.tag else None,
+            key_limits=dict(target.key_limits),
+            slack=timedelta(seconds=target.slack),
+        )
+        # After the first snapshot, so that whatever it calls succeeded has been noted; before the second, so that
+        # whatever is noted is known to it.
+        evidence.lines = ledger.read(*job_ledgers)
+        evidence.attempts = await api.attempts(r["id"] for r in evidence.runs if _has_a_story(r))
+        await asyncio.sleep(target.apart)
+        evidence.later = await api.runs_of(job_ids)
+    return evidence
+
+
+def _has_a_story(run: Document) -> bool:
+    """A run that went right at once has nothing more to tell in its attempts."""
+    return (run.get("attempt") or 0) > 1 or bool(run.get("failures")) or bool(run.get("losses"))
+
+
+class _Api:
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._turns = asyncio.Semaphore(16)
+
+    async def get(self, path: str, **params: Any) -> Document | list[Any] | None:
+        async with self._turns:
+            reply = await self._http.get(path, params=params)
+        if reply.status_code == 404:
+            return None
+        reply.raise_for_status()
+        return reply.json()
+
+    async def pages(self, path: str, **params: Any) -> AsyncIterator[Document]:
+        cursor: dict[str, str] = {}
+        while True:
+            page = await self.get(path, limit=500, **params, **cursor)
+            assert isinstance(page, dict), f"{path} is no list"
+            for item in page["items"]:
+                yield item
+            if not page.get("next_cursor"):
+                return
+            cursor = {"cursor": page["next_cursor"]}
+
+    async def each(self, path: str, ids: list[str]) -> list[Any]:
+        return await asyncio.gather(*(self.get(path.format(i)) for i in ids))
+
+    async def runs_of(self, job_ids: list[str]) -> list[Document]:
+        async def one(job_id: str) -> list[Document]:
+            return [run async for run in self.pages("/v1/runs", job=job_id)]
+
+        return [run for runs in await asyncio.gather(*map(one, job_ids)) for run in runs]
+
+    async def attempts(self, run_ids: Iterable[str]) -> dict[str, list[Document]]:
+        ids = list(run_ids)
+        answers = await self.each("/v1/runs/{}/attempts", ids)
+        return {i: (a["items"] if isinstance(a, dict) else a or []) for i, a in zip(ids, answers, strict=True)}

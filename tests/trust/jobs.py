@@ -1,0 +1,112 @@
+"""The job that keeps a ledger: notes its start and its end, outside the product, and sleeps or fails between.
+
+As a program (target `process`; needs no installation):
+    python tests/trust/jobs.py [--ledger FILE] [--seconds S] [--fail-attempts N] [--key K]
+As functions (target `python`; `tocsin worker tests.trust.jobs:app`): `trust.work` and `trust.work_async`.
+
+The ledger is named by the run's args, the option, or TRUST_LEDGER in the environment. A run's args win over options:
+{"ledger", "seconds", "fail_attempts", "key"}; the first `fail_attempts` attempts fail after their end is noted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+if __name__ == "__main__":
+    from ledger import Appender, wall_us  # type: ignore[import-not-found]  # a script's own folder is on its path
+else:
+    from .ledger import Appender, wall_us
+
+
+class Attempt:
+    """One attempt as the job itself sees it."""
+
+    def __init__(self, ledger: str | None, run_id: str, job_id: str, attempt: int, fence: int, key: str | None) -> None:
+        path = ledger or os.environ.get("TRUST_LEDGER")
+        if not path:
+            raise SystemExit("no ledger: give it as an argument or as TRUST_LEDGER")
+        self._file = Appender(path)
+        self._who = {"run_id": run_id, "job_id": job_id, "attempt": attempt, "fence": fence, "key": key}
+        self.attempt = attempt
+
+    def note(self, phase: str, ok: bool = True) -> None:
+        boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._file.write(
+            self._who | {"phase": phase, "ok": ok, "boottime_ns": boottime, "wall_us": wall_us(), "pid": os.getpid()}
+        )
+
+    def finish(self, fail_attempts: int) -> dict[str, Any]:
+        """Note the end; then fail if this attempt is one that must."""
+        ok = self.attempt > fail_attempts
+        self.note("end", ok)
+        self._file.close()
+        if not ok:
+            raise RuntimeError(f"attempt {self.attempt} fails as asked")
+        return {"attempt": self.attempt, "pid": os.getpid()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="a job that keeps a ledger")
+    parser.add_argument("--ledger")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--fail-attempts", type=int, default=0)
+    parser.add_argument("--key")
+    options = vars(parser.parse_args()) | (json.loads(os.environ.get("TOCSIN_ARGS") or "null") or {})
+    env = os.environ
+    attempt = Attempt(
+        options["ledger"],
+        env["TOCSIN_RUN_ID"],
+        env["TOCSIN_JOB_ID"],
+        int(env["TOCSIN_ATTEMPT"]),
+        int(env["TOCSIN_FENCE"]),
+        options["key"],
+    )
+    attempt.note("start")
+    time.sleep(options["seconds"])
+    try:
+        attempt.finish(options["fail_attempts"])
+    except RuntimeError as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _make_app() -> Any:
+    import asyncio
+
+    from tocsin import App
+
+    app = App()
+
+    def begin(ctx: Any, ledger: str | None, key: str | None) -> Attempt:
+        attempt = Attempt(ledger, ctx.run_id, ctx.job_id, ctx.attempt, ctx.fence, key)
+        attempt.note("start")
+        return attempt
+
+    @app.function("trust.work")
+    def work(
+        ctx: Any, ledger: str | None = None, seconds: float = 0, fail_attempts: int = 0, key: str | None = None
+    ) -> dict[str, Any]:
+        attempt = begin(ctx, ledger, key)
+        time.sleep(seconds)
+        return attempt.finish(fail_attempts)
+
+    @app.function("trust.work_async")
+    async def work_async(
+        ctx: Any, ledger: str | None = None, seconds: float = 0, fail_attempts: int = 0, key: str | None = None
+    ) -> dict[str, Any]:
+        attempt = begin(ctx, ledger, key)
+        await asyncio.sleep(seconds)
+        return attempt.finish(fail_attempts)
+
+    return app
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+app = _make_app()

@@ -1,0 +1,78 @@
+"""Two ledgers written outside the product: what the client asked and was answered, and what really ran.
+
+Both are JSON lines, flushed to the disk before anything follows from them. A record begins with a line feed too, so
+that a line torn by kill -9 never swallows the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+class Appender:
+    """Appends whole records to a file shared by any number of processes."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Returns once the record is on the disk."""
+        line = f"\n{json.dumps(record, separators=(',', ':'))}\n".encode()
+        if os.write(self._fd, line) != len(line):
+            raise OSError("the ledger was written in part")
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class ClientLedger:
+    """What the driver asked (before it asks) and what it was answered (before it believes it)."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Appender(path)
+        self._lock = threading.Lock()
+        # Numbers go on where an earlier driver on the same file left off.
+        self._last = max((r["n"] for r in read(path)), default=0)
+
+    def intent(self, op: str, path: str, key: str, **more: Any) -> int:
+        """Note a request before it is sent; answers the number that its reply must carry."""
+        with self._lock:
+            self._last += 1
+            n = self._last
+        self._file.write({"n": n, "phase": "intent", "op": op, "path": path, "key": key, "wall_us": wall_us()} | more)
+        return n
+
+    def reply(self, n: int, status: int, ids: Iterable[str] = (), **more: Any) -> None:
+        """Note the final answer to request `n`."""
+        self._file.write({"n": n, "phase": "reply", "status": status, "ids": list(ids), "wall_us": wall_us()} | more)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(*paths: str | Path) -> list[dict[str, Any]]:
+    """Every whole record of the files, in order; what a kill has torn is left out."""
+    out = []
+    for path in paths:
+        if not Path(path).exists():
+            continue
+        for line in Path(path).read_bytes().splitlines():
+            try:
+                record = json.loads(line) if line.strip() else None
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                out.append(record)
+    return out
+
+
+def wall_us() -> int:
+    """Microseconds since 1970 on this host's wall clock, rounded down."""
+    return time.time_ns() // 1000
