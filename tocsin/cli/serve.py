@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import socket
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tocsin.cli.output import print_json
 from tocsin.cli.shared import Json, assignments
+
+if TYPE_CHECKING:
+    from tocsin.settings import Settings
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")]
@@ -16,7 +21,26 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Allow listening beyo
 Module = Annotated[
     str | None, typer.Argument(help="Python functions to serve.", metavar="[module:app]", show_default=False)
 ]
-Slots = Annotated[int | None, typer.Option(min=1, help="How many runs at once per worker.", metavar="N")]
+Slots = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many runs at once per worker; else twice the processors, at least 8.", metavar="N"),
+]
+
+
+def _settings(**given: Any) -> Settings:
+    """Read before the server is loaded: what is misspelt is told at once."""
+    from tocsin.settings import Settings
+
+    return Settings.load(**given)
+
+
+def _default_slots() -> int:
+    """Jobs wait more than they compute, so there are more slots than processors."""
+    return max(8, 2 * (os.cpu_count() or 1))
+
+
+def _default_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def up(
@@ -29,19 +53,17 @@ def up(
     slots: Slots = None,
 ) -> None:
     """Run everything on this machine: PostgreSQL, the server and workers."""
+    settings = _settings(host=host, port=port, database_url=database, insecure=insecure or None)
     from tocsin.cli.up import up as run_up
-    from tocsin.settings import Settings
 
-    settings = Settings.load(host=host, port=port, database_url=database, insecure=insecure or None)
     raise typer.Exit(run_up(settings, workers=workers, slots=slots, module=module))
 
 
 def server(host: Host = None, port: Port = None, database: Database = None, insecure: Insecure = False) -> None:
     """Run one server node."""
+    settings = _settings(host=host, port=port, database_url=database, insecure=insecure or None)
     from tocsin.node.assemble import serve
-    from tocsin.settings import Settings
 
-    settings = Settings.load(host=host, port=port, database_url=database, insecure=insecure or None)
     raise typer.Exit(serve(settings))
 
 
@@ -50,23 +72,23 @@ def worker(
     pool: Annotated[str, typer.Option(help="The pool it serves.")] = "default",
     slots: Slots = None,
     label: Annotated[list[str] | None, typer.Option(help="A label.", metavar="NAME=VALUE")] = None,
-    name: Annotated[str | None, typer.Option(help="Its name in lists; this machine's if not given.")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name in lists; else the machine's and the process's.")] = None,
 ) -> None:
     """Run one worker."""
     from tocsin.client import credentials
-    from tocsin.settings import Settings
-    from tocsin.worker.main import run
 
-    settings = Settings.load()
+    settings = _settings()
     found = credentials.find(purpose="worker")
     labels = assignments(label, "--label")
+    from tocsin.worker.main import run
+
     code = run(
         url=found.url,
         key=found.key,
         module=module,
         pool=pool,
-        slots=slots,
-        name=name,
+        slots=slots or _default_slots(),
+        name=name or _default_name(),
         labels=labels,
         settings=settings,
     )
@@ -75,10 +97,10 @@ def worker(
 
 def migrate(database: Database = None, as_json: Json = False) -> None:
     """Bring the database's schema up to date."""
+    settings = _settings(database_url=database)
     from tocsin.node.assemble import migrate as run_migrate
-    from tocsin.settings import Settings
 
-    applied = run_migrate(Settings.load(database_url=database))
+    applied = run_migrate(settings)
     if as_json:
         print_json({"applied": applied})
     else:

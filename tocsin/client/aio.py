@@ -12,7 +12,7 @@ import httpx
 from tocsin.client import credentials
 from tocsin.client.core import Answer, Call, Document, Page, Request, Retries, T, Unreachable, exchange, next_page
 from tocsin.client.facade import Calls
-from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, unreachable
+from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, trust, unreachable
 
 
 class AsyncClient(Calls):
@@ -33,7 +33,9 @@ class AsyncClient(Calls):
         found = credentials.find(url, key)
         self.url = found.url
         self._retries = retries
-        self._http = httpx.AsyncClient(base_url=found.url, headers=headers(found, tenant), timeout=timeouts(timeout))
+        self._http = httpx.AsyncClient(
+            base_url=found.url, headers=headers(found, tenant), timeout=timeouts(timeout), verify=trust(found)
+        )
 
     async def send(self, call: Call[T]) -> T:
         """Send one call and answer what was read; repeats it where that is safe."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import httpx
 
 from tocsin import __version__
@@ -21,6 +23,11 @@ def headers(credentials: Credentials, tenant: str | None) -> dict[str, str]:
 def timeouts(seconds: float) -> httpx.Timeout:
     """Patience for an answer, but little for a connection: nobody listens, or somebody does at once."""
     return httpx.Timeout(seconds, connect=min(seconds, 5.0))
+
+
+def trust(credentials: Credentials) -> ssl.SSLContext | bool:
+    """Whom to trust. Plain HTTP gets a context that trusts nobody, because reading the list of authorities takes longer than a call."""
+    return True if credentials.url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def unreachable(url: str, error: httpx.RequestError) -> Unreachable:

@@ -1,0 +1,75 @@
+"""Dead letters, fleet, tenants and keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripted import Reply, Script, Tocsin
+
+WORKER = {"id": "w1", "name": "host", "pool": "default", "slots": 8, "labels": {"region": "eu"}, "running": []}
+LETTER = {"id": "d1", "job_name": "nightly", "error": {"class": "Boom", "message": "no"}, "attempt": 4}
+
+
+@pytest.mark.parametrize(
+    ("args", "path", "item", "shown"),
+    [
+        (["dead", "list"], "/v1/dead-letters", LETTER, "Boom: no"),
+        (["fleet", "list"], "/v1/workers", WORKER, "region=eu"),
+        (["tenant", "list"], "/v1/tenants", {"slug": "blue", "weight": 3}, "blue  3"),
+        (["key", "list"], "/v1/keys", {"id": "k1", "name": "ci", "role": "editor"}, "editor"),
+    ],
+)
+def test_lists(script: Script, tocsin: Tocsin, args: list[str], path: str, item: dict[str, Any], shown: str) -> None:
+    script.on("GET", path, {"items": [item], "next_cursor": None})
+    result = tocsin(*args)
+    assert result.exit_code == 0, result.output
+    assert shown in result.stdout
+    assert json.loads(tocsin(*args, "--json").stdout) == {"items": [item], "more": False}
+
+
+@pytest.mark.parametrize(
+    ("args", "call", "body"),
+    [
+        (["dead", "redrive", "d1", "d2"], "POST /v1/dead-letters/redrive", {"ids": ["d1", "d2"]}),
+        (
+            ["dead", "redrive", "--same-version", "d1"],
+            "POST /v1/dead-letters/redrive",
+            {"ids": ["d1"], "same_version": True},
+        ),
+        (["dead", "discard", "d1"], "POST /v1/dead-letters/discard", {"ids": ["d1"]}),
+        (["fleet", "drain", "w1"], "POST /v1/workers/w1/drain", None),
+        (["fleet", "show", "w1"], "GET /v1/workers/w1", None),
+        (["tenant", "create", "blue", "--weight", "3"], "POST /v1/tenants", {"slug": "blue", "weight": 3}),
+        (["key", "create", "--role", "editor", "--name", "ci"], "POST /v1/keys", {"role": "editor", "name": "ci"}),
+        (["key", "revoke", "k1"], "DELETE /v1/keys/k1", None),
+    ],
+)
+def test_actions(script: Script, tocsin: Tocsin, args: list[str], call: str, body: Any) -> None:
+    method, path = call.split()
+    answer = {"id": "x", "key": "tk_secret", "items": [{"id": "r1"}]}
+    script.on(method, path, Reply(200, answer))
+    result = tocsin(*args)
+    assert result.exit_code == 0, result.output
+    assert script.asked[0].body == body
+    assert json.loads(tocsin(*args, "--json").stdout) == answer
+
+
+def test_a_new_key_is_shown_with_a_warning(script: Script, tocsin: Tocsin) -> None:
+    script.on("POST", "/v1/keys", Reply(201, {"id": "k1", "role": "viewer", "key": "tk_secret"}))
+    result = tocsin("key", "create", "--role", "viewer")
+    assert "tk_secret" in result.stdout
+    assert "not shown again" in result.stderr
+
+
+def test_an_answer_without_a_body_is_enough(script: Script, tocsin: Tocsin) -> None:
+    script.on("DELETE", "/v1/keys/k1", Reply(204, b""))
+    assert tocsin("key", "revoke", "k1").stdout == "revoked k1\n"
+
+
+def test_acting_for_another_tenant(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", "/v1/keys", {"items": [], "next_cursor": None})
+    tocsin("--tenant", "blue", "key", "list")
+    tocsin("key", "list")
+    assert [asked.headers.get("tocsin-tenant") for asked in script.asked] == ["blue", None]

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from scripted import Reply, Script, Tocsin
+
+from tocsin.cli import run as run_commands
+from tocsin.cli.run import follow_logs
+from tocsin.client import Client
+
+RUN_ID = "01981f7e-0000-7000-8000-0000000000aa"
+RUN = f"/v1/runs/{RUN_ID}"
+
+
+def run(state: str = "succeeded", attempt: int = 1, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": RUN_ID,
+        "job_id": "j",
+        "job_name": "nightly",
+        "job_version": 1,
+        "state": state,
+        "attempt": attempt,
+        "scheduled_for": "2026-12-01T09:00:00.000000Z",
+        "duration_ms": 4200,
+        "start_lag_ms": 3,
+        "error": None,
+    } | fields
+
+
+def line(seq: int, text: str) -> dict[str, Any]:
+    return {"seq": seq, "ts": "2026-12-01T09:00:00.000000Z", "stream": "stdout", "level": "info", "text": text}
+
+
+def lines(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"items": list(found), "next_after": None}
+
+
+def test_a_list_explains_itself(script: Script, tocsin: Tocsin) -> None:
+    dead = run("dead", 4, error={"class": "ValueError", "message": "bad\nday"})
+    script.on("GET", "/v1/runs", {"items": [dead, run("waiting", 0, blocked_by="limit")], "next_cursor": None})
+    result = tocsin("run", "list", "--state", "dead", "--from", "2026-01-01T00:00:00Z")
+    assert script.asked[0].query == {"state": "dead", "from": "2026-01-01T00:00:00Z", "limit": "51"}
+    _, first, second = result.stdout.splitlines()
+    assert "ValueError: bad day" in first
+    assert "4.2 s" in first
+    assert "blocked by limit" in second
+
+
+def test_a_list_of_a_named_job(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", "/v1/jobs", {"items": [{"id": "j1", "name": "nightly"}], "next_cursor": None})
+    script.on("GET", "/v1/runs", {"items": [], "next_cursor": None})
+    result = tocsin("run", "list", "--job", "nightly", "--json")
+    assert json.loads(result.stdout) == {"items": [], "more": False}
+    assert script.asked[-1].query["job"] == "j1"
+
+
+def test_one_run_with_its_attempts(script: Script, tocsin: Tocsin) -> None:
+    attempt = {"attempt": 1, "outcome": "failed", "exit_code": 3}
+    script.on("GET", RUN, run()).on("GET", f"{RUN}/attempts", {"items": [attempt]})
+    shown = tocsin("run", "show", RUN_ID, "--attempts").stdout
+    assert "nightly j v1" in shown
+    assert "failed" in shown
+    assert json.loads(tocsin("run", "show", RUN_ID, "--attempts", "--json").stdout) == run(attempts=[attempt])
+    assert json.loads(tocsin("run", "show", RUN_ID, "--json").stdout) == run()
+
+
+def test_a_log_is_printed_page_after_page_and_can_do_no_harm(script: Script, tocsin: Tocsin) -> None:
+    pages = [{"items": [line(0, "one")], "next_after": 0}, {"items": [line(1, "\x1b[2Jtwo")], "next_after": None}]
+    script.on("GET", f"{RUN}/logs", *pages)
+    assert tocsin("run", "logs", RUN_ID, "--attempt", "2").stdout == "one\ntwo\n"
+    assert [asked.query for asked in script.asked] == [{"attempt": "2"}, {"attempt": "2", "after": "0"}]
+
+
+def test_a_log_as_json_and_with_times(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", f"{RUN}/logs", lines(line(0, "one")))
+    assert json.loads(tocsin("run", "logs", RUN_ID, "--json").stdout) == {"items": [line(0, "one")]}
+    assert tocsin("run", "logs", RUN_ID, "-t").stdout.startswith("2026-12-01 ")
+
+
+def test_following_ends_with_the_run(script: Script) -> None:
+    states = [run("staged", 0), run("running", 1), run("staged", 1), run("running", 2), run("succeeded", 2)]
+    script.on("GET", RUN, *states)
+    script.on(
+        "GET",
+        f"{RUN}/logs",
+        lines(line(0, "first try")),
+        lines(),
+        lines(line(1, "its last word")),
+        lines(line(0, "second try")),
+        lines(line(1, "done")),
+    )
+    waits: list[float] = []
+    with Client() as client:
+        told = [found["text"] for found in follow_logs(client, RUN_ID, wait=waits.append)]
+    assert told == ["first try", "its last word", "second try", "done"]
+    assert len(waits) == len(states) - 1
+    asked = [a.query for a in script.asked if a.path.endswith("/logs")]
+    assert asked == [
+        {"attempt": "1"},
+        {"attempt": "1", "after": "0"},
+        {"attempt": "1", "after": "0"},
+        {"attempt": "2"},
+        {"attempt": "2", "after": "0"},
+    ]
+
+
+def test_following_one_attempt_ends_with_it(script: Script) -> None:
+    script.on("GET", RUN, run("running", 1), run("running", 2))
+    script.on("GET", f"{RUN}/logs", lines(line(0, "a")), lines(line(1, "b")))
+    with Client() as client:
+        told = [found["text"] for found in follow_logs(client, RUN_ID, attempt=1, wait=lambda _: None)]
+    assert told == ["a", "b"]
+
+
+def test_following_by_command(script: Script, tocsin: Tocsin, monkeypatch: Any) -> None:
+    monkeypatch.setattr(run_commands, "FOLLOW_SECONDS", 0.01)
+    script.on("GET", RUN, run("running"), run("succeeded"))
+    script.on("GET", f"{RUN}/logs", lines(line(0, "a")), lines(line(1, "b")))
+    assert tocsin("run", "logs", "-f", RUN_ID).stdout == "a\nb\n"
+    assert [json.loads(text) for text in tocsin("run", "logs", "-f", RUN_ID, "--json").stdout.splitlines()] == [
+        line(1, "b")
+    ]
+
+
+def test_cancel_and_retry(script: Script, tocsin: Tocsin) -> None:
+    script.on("POST", f"{RUN}/cancel", run("stopping"))
+    script.on("POST", f"{RUN}/retry", Reply(202, run("ready", 0, id="new")))
+    assert tocsin("run", "cancel", RUN_ID, "--reason", "no").stdout == f"run {RUN_ID} is stopping\n"
+    assert script.asked[0].body == {"reason": "no"}
+    assert tocsin("run", "retry", RUN_ID).stdout == f"run new ready, again of {RUN_ID}\n"
