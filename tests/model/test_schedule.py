@@ -270,6 +270,16 @@ def test_a_one_time_job_found_late() -> None:
         assert plan(made, at) == Planned([at] if staged else [], missed, None)
 
 
+@pytest.mark.parametrize("late", [timedelta(0), 5 * MINUTE, DAY])
+@pytest.mark.parametrize("apart", [-SECOND / 100, timedelta(0), SECOND / 100])
+def test_a_one_time_job_owes_its_cursor_only_whatever_made_it(apart: timedelta, late: timedelta) -> None:
+    made = schedule(delay="PT10M")
+    cursor = NOW - late
+    got = misfire(made, timetable(made, cursor + apart - 10 * MINUTE), cursor, NOW, NOW + HORIZON)
+    assert len(got.stage) + sum(m.count for m in got.missed) == 1
+    assert got.cursor is None
+
+
 def test_a_minute_late_is_not_a_misfire() -> None:
     made = schedule(cron="* * * * *", misfire={"policy": "skip"})
     assert plan(made, minute(12, 0), minute(12, 1)).missed == []

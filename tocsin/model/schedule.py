@@ -148,8 +148,13 @@ def due_between(
     following: datetime | None = cursor
     while following is not None and following <= until and len(due) < most:
         due.append(following)
-        following = table.next_after(following)
+        following = _following(table, following)
     return due, following
+
+
+def _following(table: Timetable, cursor: datetime) -> datetime | None:
+    # The cursor of a one-time job is its only occurrence, even where it was set by another clock's `now`.
+    return None if isinstance(table, Once) else table.next_after(cursor)
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -262,7 +267,7 @@ def misfire(
         stage, following = due_between(table, cursor, horizon_until, most)
         return Planned(stage, [], following)
     rescued, missed = _share_late(schedule, _Owed(table, cursor), now, late_end)
-    on_time = table.next_after(max(cursor, late_end - _TICK))
+    on_time = _following(table, max(cursor, late_end - _TICK))
     if on_time is None:
         return Planned(rescued, missed, None)
     stage, following = due_between(table, on_time, horizon_until, most)
@@ -277,10 +282,13 @@ class _Owed:
         self.cursor = cursor
 
     def count_before(self, instant: datetime) -> int:
+        if isinstance(self.table, Once):
+            return int(instant > self.cursor)
         return 1 + self.table.count(self.cursor, instant) if instant > self.cursor else 0
 
     def last_before(self, instant: datetime) -> datetime:
-        return self.table.last_before(instant, self.cursor) or self.cursor
+        found = None if isinstance(self.table, Once) else self.table.last_before(instant, self.cursor)
+        return found or self.cursor
 
     def first_from(self, instant: datetime) -> datetime:
         found = None if instant <= self.cursor else self.table.next_after(instant - _TICK)
@@ -318,3 +326,8 @@ def _minus(instant: datetime, delta: timedelta) -> datetime:
         return instant - delta
     except OverflowError:
         return datetime.min.replace(tzinfo=instant.tzinfo)
+
+
+def missed_until(table: Timetable, cursor: datetime, now: datetime, reason: str) -> list[Missed]:
+    """All that is owed from `cursor` to `now`, as one counted row, or none."""
+    return _Owed(table, cursor).missed(reason, cursor, now + _TICK)
