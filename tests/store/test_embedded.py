@@ -337,6 +337,7 @@ def test_a_closed_parent_is_named_and_left_closed(base: Path) -> None:
     with pytest.raises(SetupError, match=rf"cannot pass through {closed} \(mode 0700\).*TOCSIN_HOME"):
         Embedded(closed / "home").start()
     assert mode(closed) == 0o700
+    assert not list(closed.iterdir())
 
 
 @AS_ROOT

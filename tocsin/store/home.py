@@ -48,6 +48,8 @@ def prepare_home(home: Path, account: Account | None = None) -> Path:
         raise SetupError(f"the home {str(home)!r} has a control character in its path. {_ELSEWHERE}")
     try:
         home = home.expanduser().resolve()
+        if account is not None:
+            _require_a_way_in(home, account)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = home.stat()
         names = set(os.listdir(home)) if found.st_uid == os.geteuid() else set()
@@ -62,7 +64,7 @@ def prepare_home(home: Path, account: Account | None = None) -> Path:
     if names and not names & _OURS:
         raise SetupError(f"{home} has files in it that are not Tocsin's. Set TOCSIN_HOME to a new or empty folder.")
     if account is not None:
-        _require_a_way_in(home, account)
+        _require_a_way_in(home, account)  # again, for a strict umask may have closed the parents that were just made
     _set_mode(home, 0o700 if account is None else 0o711)
     return home
 
@@ -144,7 +146,7 @@ class HomeLock:
 
 
 def _require_a_way_in(home: Path, account: Account) -> None:
-    for folder in reversed(home.parents):
+    for folder in filter(Path.exists, reversed(home.parents)):
         found = folder.stat()
         if found.st_uid == account.uid:
             needed = stat.S_IXUSR
