@@ -8,19 +8,25 @@ import pytest
 from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
-from scripted import Script, Tocsin, serving
+from scripted import Script, Stage, Tocsin
 
 from tocsin.cli.main import app
 
 
+@pytest.fixture(scope="session")
+def stage() -> Iterator[Stage]:
+    with Stage() as stage:
+        yield stage
+
+
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Script]:
-    """A scripted server that the command line finds by its environment, in a time zone of its own."""
-    with serving() as script:
-        monkeypatch.setenv("TOCSIN_URL", script.url)
-        monkeypatch.setenv("TOCSIN_KEY", "key")
-        monkeypatch.setenv("TOCSIN_HOME", str(tmp_path))
-        yield script
+def script(stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
+    """A scripted server that the command line finds by its environment."""
+    script = stage.new_script()
+    monkeypatch.setenv("TOCSIN_URL", script.url)
+    monkeypatch.setenv("TOCSIN_KEY", "key")
+    monkeypatch.setenv("TOCSIN_HOME", str(tmp_path))
+    return script
 
 
 @pytest.fixture

@@ -7,13 +7,18 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from scripted import Script, serving
+from scripted import Script, Stage
+
+
+@pytest.fixture(scope="session")
+def stage() -> Iterator[Stage]:
+    with Stage() as stage:
+        yield stage
 
 
 @pytest.fixture
-def script() -> Iterator[Script]:
-    with serving() as script:
-        yield script
+def script(stage: Stage) -> Script:
+    return stage.new_script()
 
 
 @pytest.fixture(autouse=True)

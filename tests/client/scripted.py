@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -45,8 +44,8 @@ def problem(status: int, code: str, detail: str = "no", **more: Any) -> Reply:
 class Script:
     """Replies by (method, path): a list is used up one by one, its last reply stays."""
 
-    def __init__(self) -> None:
-        self.url = ""
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.asked: list[Asked] = []
         self._replies: dict[tuple[str, str], list[Reply]] = {}
 
@@ -90,18 +89,24 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving() -> Iterator[Script]:
-    """A scripted server, for as long as the block lasts."""
-    script = Script()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
-    server.daemon_threads = True
-    script.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield script
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+class Stage:
+    """A server on which one script after the other is played."""
+
+    def __init__(self) -> None:
+        self._handler = type("Handler", (_Handler,), {})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    def new_script(self) -> Script:
+        self._handler.script = script = Script(f"http://127.0.0.1:{self._server.server_port}")
+        return script
+
+    def __enter__(self) -> Stage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,7 +1,5 @@
 """`tocsin dead`: the dead letters, runs that used up their attempts."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

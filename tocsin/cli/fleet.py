@@ -1,7 +1,5 @@
 """`tocsin fleet`: the workers."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`tocsin job`: create, list, show, pause, resume, cancel, delete, run."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

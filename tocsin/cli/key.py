@@ -1,7 +1,5 @@
 """`tocsin key`: who may do what."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

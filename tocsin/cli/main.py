@@ -1,10 +1,9 @@
-"""The command line. Commands import what they need when they run, so that `tocsin --help` is immediate.
+"""The command line. Commands import what they need when they run, so that `tocsin --help` is immediate; for the
+same reason their modules have no `from __future__ import annotations`: typer would evaluate each string at every start.
 
 Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot be
 reached, 130 interrupted.
 """
-
-from __future__ import annotations
 
 from typing import Annotated
 

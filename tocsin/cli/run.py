@@ -1,7 +1,5 @@
 """`tocsin run`: list, show, logs, cancel, retry."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -170,7 +168,7 @@ def logs(
 
 
 def follow_logs(
-    client: Client,
+    client: "Client",
     run_id: str,
     *,
     attempt: int | None = None,

@@ -1,7 +1,5 @@
 """`tocsin up`, `server`, `worker`, `migrate`: the commands that run Tocsin itself."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +25,7 @@ Slots = Annotated[
 ]
 
 
-def _settings(**given: Any) -> Settings:
+def _settings(**given: Any) -> "Settings":
     """Read before the server is loaded: what is misspelt is told at once."""
     from tocsin.settings import Settings
 

@@ -1,7 +1,5 @@
 """`tocsin tenant`: who shares this Tocsin (platform keys only)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
