@@ -1,0 +1,233 @@
+"""The load of a round: submits jobs and runs over HTTP and keeps the client ledger.
+
+A round calls, in this order (the nemesis kills what it likes between the first two):
+
+    async with Driver([url, …], key, client_ledger) as driver:
+        made = await run_load(driver, Load(job_ledger=…, seconds=30))
+        # heal: every process that should live, lives
+        await stop_schedules(driver, made)
+        await wait_until_ended(driver, made, seconds=60)
+    evidence = await collect(Target(url, key, tag=driver.tag, settle=0), [client_ledger], [job_ledger])
+    assert check(evidence) == []
+
+Each request is sent with one Idempotency-Key, again and again, until somebody answers it, so that no outcome stays
+unknown. Several URLs are several servers: a failed request goes to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from .ledger import ClientLedger
+
+JOB_PROGRAM = Path(__file__).with_name("jobs.py")
+FINAL = ("succeeded", "dead", "cancelled", "expired", "skipped")
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+
+
+class GaveUp(Exception):
+    """No server answered a request for too long; its outcome is unknown, and the ledger says so."""
+
+
+class Driver:
+    """Sends requests until they are answered, and notes each before and after."""
+
+    def __init__(self, urls: Sequence[str], key: str, client_ledger: str | Path, patience: float = 120.0) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self._servers = [httpx.AsyncClient(base_url=u, headers=headers, timeout=10) for u in urls]
+        self._ledger = ClientLedger(client_ledger)
+        self._patience = patience
+        self.round = secrets.token_hex(4)
+        self.tag = f"round:{self.round}"
+        self.repeats = 0
+
+    async def __aenter__(self) -> Driver:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
+    ) -> None:
+        for server in self._servers:
+            await server.aclose()
+        self._ledger.close()
+
+    async def create_job(self, spec: dict[str, Any]) -> str:
+        """Create a job, tagged with the round; its id."""
+        tags = {"round": self.round} | spec.get("tags", {})
+        return (await self._write("create_job", "/v1/jobs", spec | {"tags": tags}))[0]
+
+    async def create_runs(self, job_id: str, args: Sequence[dict[str, Any]]) -> list[str]:
+        """Ask for one run of a job for each of `args`; their ids."""
+        body = {"runs": [{"args": a} for a in args]}
+        return await self._write("create_runs", f"/v1/jobs/{job_id}/runs/batch", body, job_id=job_id, count=len(args))
+
+    async def cancel_job(self, job_id: str) -> None:
+        """End a job; what is running may finish."""
+        await self._write("cancel_job", f"/v1/jobs/{job_id}/cancel", {"running": "leave"}, job_id=job_id)
+
+    async def get(self, path: str, **params: Any) -> Any:
+        """Read, from whoever answers."""
+        return (await self._until_answered("GET", path, params=params)).json()
+
+    async def _write(self, op: str, path: str, body: dict[str, Any], **note: Any) -> list[str]:
+        key = secrets.token_hex(16)
+        number = await asyncio.to_thread(self._ledger.intent, op, path, key, **note)
+        reply = await self._until_answered("POST", path, json=body, headers={"idempotency-key": key})
+        ids = _ids(reply.json()) if reply.is_success else []
+        await asyncio.to_thread(self._ledger.reply, number, reply.status_code, ids)
+        reply.raise_for_status()
+        return ids
+
+    async def _until_answered(self, method: str, path: str, **how: Any) -> httpx.Response:
+        give_up_at = time.monotonic() + self._patience
+        servers = itertools.cycle(random.sample(self._servers, len(self._servers)))
+        for turn in itertools.count():
+            try:
+                reply = await next(servers).request(method, path, **how)
+                if reply.status_code not in _AGAIN and not _in_flight(reply):
+                    return reply
+                said = f"{reply.status_code} {reply.text[:200]}"
+            except httpx.TransportError as e:
+                said = repr(e)
+            if time.monotonic() > give_up_at:
+                raise GaveUp(f"{method} {path}: {said}")
+            self.repeats += 1
+            await asyncio.sleep(random.uniform(0, min(1.0, 0.05 * 2**turn)))
+        raise AssertionError("unreachable")
+
+
+def _in_flight(reply: httpx.Response) -> bool:
+    """The first sending of this very request is still being worked on."""
+    return reply.status_code == 409 and reply.json().get("code") == "in_flight"
+
+
+def _ids(body: Any) -> list[str]:
+    """The ids of what was made: one document, or a list of documents or ids."""
+    if "items" not in body:
+        return [body["id"]]
+    return [i if isinstance(i, str) else i["id"] for i in body["items"]]
+
+
+@dataclass
+class Load:
+    """What a round submits. A run sleeps up to `longest` seconds; a tenth of them fail once first."""
+
+    job_ledger: str | Path
+    seconds: float = 20.0
+    manual_jobs: int = 4
+    batch: int = 10
+    batches_per_second: float = 5.0
+    once_per_second: float = 2.0
+    every: Sequence[str] = ("PT1S", "PT2S", "PT5S")
+    max_concurrency: int | None = 3  # of the first manual job
+    longest: float = 0.3
+    python: bool = False  # functions of `tests.trust.jobs:app` instead of processes
+    seed: int = 0
+    pool: str = "default"
+
+
+@dataclass
+class Made:
+    """What was acknowledged."""
+
+    manual: list[str] = field(default_factory=list)
+    every: list[str] = field(default_factory=list)
+    once: list[str] = field(default_factory=list)
+    runs: int = 0
+
+    @property
+    def jobs(self) -> list[str]:
+        return [*self.manual, *self.every, *self.once]
+
+
+async def run_load(driver: Driver, load: Load) -> Made:
+    """Submit for `load.seconds`; returns when every request has been answered."""
+    rng, made = random.Random(load.seed), Made()
+    for number in range(load.manual_jobs):
+        limit = load.max_concurrency if number == 0 else None
+        made.manual.append(await driver.create_job(job_spec(load, {"manual": True}) | {"max_concurrency": limit}))
+    for every in load.every:
+        made.every.append(await driver.create_job(job_spec(load, {"every": every}) | {"overlap": "allow"}))
+
+    async def more_runs() -> None:
+        args = [run_args(load, rng) for _ in range(load.batch)]
+        ids = await driver.create_runs(rng.choice(made.manual), args)
+        made.runs += len(ids)
+
+    async def one_job() -> None:
+        made.once.append(await driver.create_job(job_spec(load, None)))
+
+    await asyncio.gather(
+        _steadily(more_runs, load.batches_per_second, load.seconds),
+        _steadily(one_job, load.once_per_second, load.seconds),
+    )
+    return made
+
+
+async def _steadily(do: Any, per_second: float, seconds: float) -> None:
+    """Call at a steady rate, whether or not earlier calls have returned; then wait for them all."""
+    if not per_second:
+        return
+    calls = set()
+    for number in range(int(per_second * seconds)):
+        calls.add(asyncio.create_task(do()))
+        if number % 50 == 0:
+            calls -= {c for c in calls if c.done() and not c.exception()}
+        await asyncio.sleep(1 / per_second)
+    await asyncio.gather(*calls)
+
+
+def job_spec(load: Load, schedule: dict[str, Any] | None) -> dict[str, Any]:
+    """A job that keeps the job ledger."""
+    path = str(Path(load.job_ledger).resolve())
+    target: dict[str, Any] = {"kind": "python", "function": "trust.work_async", "kwargs": {"ledger": path}}
+    if not load.python:
+        target = {"kind": "process", "command": [sys.executable, str(JOB_PROGRAM), "--ledger", path]}
+    spec = {"target": target, "pool": load.pool, "retry": {"delay": "PT0.2S", "max_delay": "PT1S"}, "timeout": "PT60S"}
+    return spec | ({"schedule": schedule} if schedule else {})
+
+
+def run_args(load: Load, rng: random.Random) -> dict[str, Any]:
+    """How one run behaves."""
+    return {"seconds": round(rng.uniform(0, load.longest), 3), "fail_attempts": int(rng.random() < 0.1)}
+
+
+async def stop_schedules(driver: Driver, made: Made) -> None:
+    """Cancel what recurs, so that the round can come to an end. Heal first: a cancel retracts what nobody claimed."""
+    for job_id in made.every:
+        await driver.cancel_job(job_id)
+
+
+async def wait_until_ended(driver: Driver, made: Made, seconds: float) -> None:
+    """Return when every run of the round has ended; TimeoutError names the states that are left."""
+    give_up_at = time.monotonic() + seconds
+    left = made.jobs
+    while left:
+        left = [job_id for job_id in left if await _has_live_runs(driver, job_id)]
+        if left and time.monotonic() > give_up_at:
+            raise TimeoutError(f"{len(left)} jobs still have live runs after {seconds:g} s, such as {left[0]}")
+        if left:
+            await asyncio.sleep(0.5)
+
+
+async def _has_live_runs(driver: Driver, job_id: str) -> bool:
+    cursor: dict[str, str] = {}
+    while True:
+        page = await driver.get("/v1/runs", job=job_id, limit=500, **cursor)
+        if any(run["state"] not in FINAL for run in page["items"]):
+            return True
+        if not page["next_cursor"]:
+            return False
+        cursor = {"cursor": page["next_cursor"]}
