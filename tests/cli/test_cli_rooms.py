@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 from scripted import Reply, Script, Tocsin
 
-WORKER = {"id": "w1", "name": "host", "pool": "default", "slots": 8, "labels": {"region": "eu"}, "running": []}
-LETTER = {"id": "d1", "job_name": "nightly", "error": {"class": "Boom", "message": "no"}, "attempt": 4}
+WORKER = {
+    "id": "w1",
+    "name": "host",
+    "pool": "default",
+    "slots": 8,
+    "labels": {"region": "eu"},
+    "running": 3,
+    "state": "live",
+}
+LETTER = {"id": "d1", "job_name": "nightly", "error": {"class": "Boom", "message": "no"}, "args": {"n": 1}}
 
 
 @pytest.mark.parametrize(
@@ -18,7 +26,7 @@ LETTER = {"id": "d1", "job_name": "nightly", "error": {"class": "Boom", "message
         (["dead", "list"], "/v1/dead-letters", LETTER, "Boom: no"),
         (["fleet", "list"], "/v1/workers", WORKER, "region=eu"),
         (["tenant", "list"], "/v1/tenants", {"slug": "blue", "weight": 3}, "blue  3"),
-        (["key", "list"], "/v1/keys", {"id": "k1", "name": "ci", "role": "editor"}, "editor"),
+        (["key", "list"], "/v1/keys", {"id": "k1", "name": "ci", "role": "editor"}, "editor  active"),
     ],
 )
 def test_lists(script: Script, tocsin: Tocsin, args: list[str], path: str, item: dict[str, Any], shown: str) -> None:

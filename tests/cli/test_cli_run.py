@@ -38,13 +38,21 @@ def lines(*found: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_list_explains_itself(script: Script, tocsin: Tocsin) -> None:
     dead = run("dead", 4, error={"class": "ValueError", "message": "bad\nday"})
-    script.on("GET", "/v1/runs", {"items": [dead, run("waiting", 0, blocked_by="limit")], "next_cursor": None})
+    script.on(
+        "GET",
+        "/v1/runs",
+        {
+            "items": [dead, run("waiting", 0, blocked_by="limit"), run("skipped", 0, reason="coalesced", count=7)],
+            "next_cursor": None,
+        },
+    )
     result = tocsin("run", "list", "--state", "dead", "--from", "2026-01-01T00:00:00Z")
     assert script.asked[0].query == {"state": "dead", "from": "2026-01-01T00:00:00Z", "limit": "51"}
-    _, first, second = result.stdout.splitlines()
+    _, first, second, third = result.stdout.splitlines()
     assert "ValueError: bad day" in first
     assert "4.2 s" in first
     assert "blocked by limit" in second
+    assert "coalesced ×7" in third
 
 
 def test_a_list_of_a_named_job(script: Script, tocsin: Tocsin) -> None:

@@ -104,8 +104,9 @@ class TestExchange:
         assert isinstance(problem, Unreachable)
         assert len(sent) == 3
 
-    def test_health_is_asked_once(self) -> None:
-        problem, sent = play(calls.readyz(), answer(503, {"code": "unavailable"}))
+    @pytest.mark.parametrize("call", [calls.readyz(), calls.healthz(), calls.create_key("viewer")])
+    def test_some_things_are_asked_once(self, call: Call[Any]) -> None:
+        problem, sent = play(call, answer(503, {"code": "unavailable"}))
         assert isinstance(problem, ApiError)
         assert len(sent) == 1
 

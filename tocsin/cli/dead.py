@@ -7,22 +7,18 @@ import typer
 from tocsin.cli.output import Column, Document, now, print_done, print_list
 from tocsin.cli.run import why
 from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, connect, find_job_id, noun, page_size
-from tocsin.cli.text import relative
+from tocsin.cli.text import pairs, relative
 
 app = noun("Decide about runs that used up their attempts.")
 
 Ids = Annotated[list[str], typer.Argument(help="Ids from `tocsin dead list`.", metavar="ID…", show_default=False)]
 
 
-def _died(letter: Document) -> str:
-    return relative(letter.get("died_at") or letter.get("finished_at") or letter.get("created_at"), now())
-
-
 COLUMNS = [
-    Column("ID", lambda letter: letter.get("id") or letter.get("run_id"), whole=True),
+    Column("ID", lambda letter: letter["id"], whole=True),
     Column("JOB", lambda letter: letter.get("job_name") or letter.get("job_id")),
-    Column("DIED", _died),
-    Column("TRIES", lambda letter: letter.get("attempt") or letter.get("attempts")),
+    Column("DIED", lambda letter: relative(letter.get("died_at"), now())),
+    Column("ARGS", lambda letter: pairs(letter.get("args"))),
     Column("WHY", why),
 ]
 
@@ -36,13 +32,15 @@ def count(answer: Document, asked: int) -> int:
 @app.command("list")
 def list_(
     job: Annotated[str | None, typer.Option(help="Only of this job, by id or name.")] = None,
+    error_class: Annotated[str | None, typer.Option(help="Only what died of this error.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     as_json: Json = False,
 ) -> None:
     """List dead letters, newest first."""
     with connect() as client:
         job_id = None if job is None else find_job_id(client, job)
-        print_list(client.list_dead(job=job_id, limit=page_size(limit)), COLUMNS, limit=limit, as_json=as_json)
+        found = client.list_dead(job=job_id, error_class=error_class, limit=page_size(limit))
+        print_list(found, COLUMNS, limit=limit, as_json=as_json)
 
 
 @app.command()

@@ -13,19 +13,14 @@ app = noun("See and drain the workers.")
 WorkerId = Annotated[str, typer.Argument(help="The worker's id.", metavar="WORKER", show_default=False)]
 
 
-def _running(worker: Document) -> str:
-    running = worker.get("running")
-    return str(len(running)) if isinstance(running, list) else str(running or 0)
-
-
 COLUMNS = [
     Column("ID", lambda worker: worker["id"], whole=True),
     Column("NAME", lambda worker: worker.get("name")),
     Column("POOL", lambda worker: worker.get("pool")),
     Column("STATE", lambda worker: worker.get("state")),
-    Column("RUNNING", _running),
+    Column("RUNNING", lambda worker: worker.get("running")),
     Column("SLOTS", lambda worker: worker.get("slots")),
-    Column("SEEN", lambda worker: relative(worker.get("last_seen_at"), now())),
+    Column("SINCE", lambda worker: relative(worker.get("registered_at"), now())),
     Column("LABELS", lambda worker: pairs(worker.get("labels"))),
 ]
 
@@ -35,14 +30,15 @@ def _fields(worker: Document) -> Fields:
     yield "name", worker.get("name") or ""
     yield "pool", worker.get("pool") or ""
     yield "state", worker.get("state") or ""
-    yield "running", _running(worker)
+    yield "running", str(worker.get("running", ""))
     yield "slots", str(worker.get("slots", ""))
     yield "labels", pairs(worker.get("labels"))
     yield "targets", ", ".join(map(str, worker.get("targets") or ()))
     yield "functions", ", ".join(map(str, worker.get("functions") or ()))
     yield "version", worker.get("version") or ""
-    yield "seen", when(worker.get("last_seen_at"), now())
-    yield "registered", when(worker.get("registered_at") or worker.get("created_at"), now())
+    yield "registered", when(worker.get("registered_at"), now())
+    yield "lease until", when(worker.get("lease_until"), now())
+    yield "gone", when(worker.get("gone_at"), now())
 
 
 @app.command("list")

@@ -10,13 +10,19 @@ from tocsin.cli.text import local, relative
 
 app = noun("Make and revoke API keys.")
 
+
+def _state(key: Document) -> str:
+    if key.get("revoked_at"):
+        return f"revoked {relative(key['revoked_at'], now())}"
+    return f"expires {relative(key['expires_at'], now())}" if key.get("expires_at") else "active"
+
+
 COLUMNS = [
     Column("ID", lambda key: key["id"], whole=True),
     Column("NAME", lambda key: key.get("name")),
     Column("ROLE", lambda key: key.get("role")),
-    Column("TENANT", lambda key: key.get("tenant")),
+    Column("STATE", _state),
     Column("CREATED", lambda key: local(key.get("created_at"))),
-    Column("LAST USED", lambda key: relative(key.get("last_used_at"), now())),
 ]
 
 

@@ -19,7 +19,7 @@ Fields = Iterable[tuple[str, str]]
 
 _COLOURS = {
     "active": "green",
-    "alive": "green",
+    "live": "green",
     "succeeded": "green",
     "running": "cyan",
     "stopping": "yellow",
@@ -34,6 +34,7 @@ _COLOURS = {
     "cancelled": "dim",
     "completed": "dim",
     "skipped": "dim",
+    "gone": "dim",
 }
 
 

@@ -45,7 +45,8 @@ def why(run: Document) -> str:
     error = run.get("error") or {}
     told = ": ".join(part for part in (error.get("class"), error.get("message")) if part)
     blocked = f"blocked by {run['blocked_by']}" if run.get("blocked_by") else ""
-    return " ".join(part for part in (run.get("reason"), blocked, told) if part)
+    times = f"×{run['count']}" if (run.get("count") or 1) > 1 else ""
+    return " ".join(part for part in (run.get("reason"), times, blocked, told) if part)
 
 
 COLUMNS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import quote
@@ -187,9 +188,9 @@ def logs(
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def list_dead(*, job: str | None = None, limit: int | None = None) -> Call[Page]:
+def list_dead(*, job: str | None = None, error_class: str | None = None, limit: int | None = None) -> Call[Page]:
     """Runs that used up their attempts and wait for somebody's decision."""
-    return _list("v1", "dead-letters", job=job, limit=limit)
+    return _list("v1", "dead-letters", job=job, error_class=error_class, limit=limit)
 
 
 def redrive_dead(ids: Iterable[str], *, same_version: bool = False) -> Call[Document]:
@@ -233,7 +234,9 @@ def list_tenants(*, limit: int | None = None) -> Call[Page]:
 
 def create_key(role: str, *, name: str = "") -> Call[Document]:
     """A new key; the answer shows it for the only time."""
-    return _post("v1", "keys", body={"role": role, "name": name})
+    call = _post("v1", "keys", body={"role": role, "name": name})
+    # Not repeated: the server keeps only a hash, so it could not give the first answer again.
+    return replace(call, repeat=False)
 
 
 def list_keys(*, limit: int | None = None) -> Call[Page]:

@@ -26,7 +26,7 @@ def timeouts(seconds: float) -> httpx.Timeout:
 
 
 def trust(credentials: Credentials) -> ssl.SSLContext | bool:
-    """Whom to trust. Plain HTTP gets a context that trusts nobody, because reading the list of authorities takes longer than a call."""
+    """Whom to trust. Plain HTTP gets a context that trusts nobody: reading the authorities outlasts a call."""
     return True if credentials.url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
