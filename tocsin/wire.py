@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from tocsin.model.access import Role
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.scalars import decode_scalar, encode_scalar
 
@@ -58,16 +59,15 @@ class DeadLetterIds(_Body):
     """Which dead letters to redrive or discard."""
 
     ids: Annotated[list[str], Meta(min_length=1, max_length=5000)]
-    same_version: bool = False
 
 
 class NewTenant(_Body):
-    slug: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    slug: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$")]
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
 class NewKey(_Body):
-    role: Literal["viewer", "operator", "editor", "admin", "worker", "platform"]
+    role: Role
     name: Annotated[str, Meta(max_length=128)] = ""
 
 

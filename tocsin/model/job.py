@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tocsin.errors import InvalidInput, NotSupported
 from tocsin.model.scalars import Duration, Instant
 
-NAME = r"^[a-zA-Z0-9._-]{1,128}$"
+NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
 Name = Annotated[str, Meta(pattern=NAME)]
 Line = Annotated[str, Meta(max_length=1024)]
 Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -31,14 +31,14 @@ class _Part(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     pass
 
 
-class Dst(_Part):
+class Dst(_Part, frozen=True):
     """What a local time that does not exist, or exists twice, means."""
 
     gap: Literal["next_valid", "skip"] = "next_valid"
     overlap: Literal["first", "second", "both"] = "first"
 
 
-class Misfire(_Part):
+class Misfire(_Part, frozen=True):
     """What becomes of occurrences that fell due while Tocsin was down."""
 
     policy: Literal["latest", "all", "skip"] = "latest"
@@ -46,7 +46,7 @@ class Misfire(_Part):
     max: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
 
-class Schedule(_Part):
+class Schedule(_Part, frozen=True):
     """When. Exactly one of the first eight is given."""
 
     manual: Literal[True] | None = None
@@ -76,7 +76,7 @@ SCHEDULE_KINDS = ("manual", "at", "delay", "cron", "every", "interval", "rrule",
 ONCE_KINDS = ("at", "delay")
 
 
-class ProcessTarget(_Part, tag_field="kind", tag="process"):
+class ProcessTarget(_Part, frozen=True, tag_field="kind", tag="process"):
     """A program and its arguments, run on the worker in a process group of its own."""
 
     command: Annotated[list[str], Meta(min_length=1, max_length=1000)]
@@ -86,10 +86,10 @@ class ProcessTarget(_Part, tag_field="kind", tag="process"):
     shell: bool = False
 
 
-class PythonTarget(_Part, tag_field="kind", tag="python"):
+class PythonTarget(_Part, frozen=True, tag_field="kind", tag="python"):
     """A function registered by the worker's module."""
 
-    function: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=256)]
+    function: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*(?!\n)$", max_length=256)]
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
 
@@ -98,19 +98,19 @@ Target = ProcessTarget | PythonTarget
 PLANNED_TARGETS = ("http", "container", "kubernetes")
 
 
-class Resources(_Part):
+class Resources(_Part, frozen=True):
     cpu: Annotated[float, Meta(ge=0)] = 0
     memory_mb: Annotated[int, Meta(ge=0)] = 0
     disk_mb: Annotated[int, Meta(ge=0)] = 0
     gpus: Annotated[int, Meta(ge=0)] = 0
 
 
-class Placement(_Part):
+class Placement(_Part, frozen=True):
     require: dict[str, str] = {}
     prefer: dict[str, str] = {}
 
 
-class Retry(_Part):
+class Retry(_Part, frozen=True):
     """How often and how soon a failed attempt is tried again."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 4
@@ -123,7 +123,7 @@ class Retry(_Part):
     give_up_on: Annotated[list[Line], Meta(max_length=100)] = []
 
 
-class JobSpec(_Part):
+class JobSpec(_Part, frozen=True):
     """A job as its owner writes it."""
 
     target: Target
@@ -153,7 +153,7 @@ class JobSpec(_Part):
         return self.schedule is None or self.schedule.kind in ONCE_KINDS
 
 
-class RunRequest(_Part):
+class RunRequest(_Part, frozen=True):
     """A run asked for by hand: now, or `at`; `args` reach the target."""
 
     at: Instant | None = None
@@ -178,8 +178,9 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.schedule is not None:
         given = [k for k in SCHEDULE_KINDS if getattr(spec.schedule, k) is not None]
         if len(given) != 1:
-            yield "schedule", f"give exactly one of {', '.join(SCHEDULE_KINDS)}" + (
-                f", not {' and '.join(given)}" if given else ""
+            yield (
+                "schedule",
+                f"give exactly one of {', '.join(SCHEDULE_KINDS)}" + (f", not {' and '.join(given)}" if given else ""),
             )
     if not 0.001 <= spec.timeout.seconds <= 7 * _DAY:
         yield "timeout", "must lie between 1 ms and 7 days"

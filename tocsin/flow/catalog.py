@@ -1,0 +1,77 @@
+"""catalog: read jobs, as the API answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tocsin.clock import iso
+from tocsin.errors import NotFound
+from tocsin.model.access import Identity
+from tocsin.model.job import Schedule
+from tocsin.model.scalars import decode_scalar
+from tocsin.model.schedule import describe
+from tocsin.store.db import Database, Row, Sql
+
+SQL = Sql(__file__)
+
+
+class JobFilter(NamedTuple):
+    """What a list of jobs is narrowed by."""
+
+    state: str | None = None
+    pool: str | None = None
+    text: str | None = None
+    tag: dict[str, str] | None = None
+
+
+async def get_job(db: Database, who: Identity, job_id: str) -> dict[str, Any]:
+    """One job's document."""
+    return (await get_jobs(db, who, [job_id]))[0]
+
+
+async def get_jobs(db: Database, who: Identity, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Documents in the order of `ids`; one that is missing is an error."""
+    async with db.tenant(who.tenant_id, "catalog") as connection:
+        rows = {row["id"]: row for row in await connection.fetch(SQL["get"], who.tenant_id, list(ids))}
+    if len(rows) < len(set(ids)):
+        raise NotFound("there is no such job")
+    return [_document(who, rows[id_]) for id_ in ids]
+
+
+async def list_jobs(
+    db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """Newest first."""
+    tag = msgspec.json.encode(filter_.tag).decode() if filter_.tag else None
+    async with db.tenant(who.tenant_id, "catalog") as connection:
+        rows = await connection.fetch(
+            SQL["list"], who.tenant_id, before, filter_.state, filter_.pool, filter_.text, tag, limit
+        )
+    return [_document(who, row) for row in rows]
+
+
+def _document(who: Identity, row: Row) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.json.decode(row["spec"])
+    schedule = document.get("schedule")
+    if schedule is not None:
+        schedule["description"] = describe(msgspec.convert(schedule, Schedule, dec_hook=decode_scalar))
+    next_run = row["next_run_at"] and iso(row["next_run_at"])
+    last = row["last_run_id"] and {
+        "id": row["last_run_id"],
+        "state": row["last_run_state"],
+        "finished_at": iso(row["last_run_finished_at"]),
+    }
+    return document | {
+        "id": row["id"],
+        "tenant": who.tenant,
+        "version": row["version"],
+        "state": row["state"],
+        "created_at": iso(row["created_at"]),
+        "updated_at": iso(row["updated_at"]),
+        "next_run_at": next_run,
+        "estimated_start_at": next_run,
+        "last_run": last,
+    }

@@ -1,0 +1,28 @@
+-- :name columns
+select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec::text as spec, j.created_at, j.updated_at,
+       least(t.next_fire_at,
+             (select min(r.ready_at) from runs r
+               where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
+                 and r.state in ('staged', 'ready', 'waiting'))) as next_run_at,
+       l.run_id::text as last_run_id, l.state as last_run_state, l.finished_at as last_run_finished_at
+  from jobs j
+  left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id
+  left join lateral (
+        select h.run_id, h.state, h.finished_at from history h
+         where h.job_id = j.id and h.tenant_id = j.tenant_id and h.final
+         order by h.run_id desc limit 1) l on true
+
+-- :name get
+-- :include columns
+ where j.tenant_id = $1 and j.id = any($2::uuid[])
+
+-- :name list
+-- :include columns
+ where j.tenant_id = $1
+   and ($2::uuid is null or j.id < $2)
+   and ($3::text is null or j.state = $3)
+   and ($4::text is null or j.spec ->> 'pool' = $4)
+   and ($5::text is null or strpos(lower(coalesce(j.name, '')), lower($5)) > 0)
+   and ($6::jsonb is null or j.tags @> $6)
+ order by j.id desc
+ limit $7

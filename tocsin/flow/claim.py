@@ -1,0 +1,106 @@
+"""claim: hand due runs to workers. One statement picks fairly, judges (overlap, pause, deadline), and marks running.
+
+The dispatcher says from which (lane, tenant) how many may be taken and where their live entries begin; the statement
+says which. Runs under an exact limit take a second, short transaction under the limit's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from tocsin.flow.shared.transitions import SQL as SHARED
+from tocsin.store.db import Database, Row, Sql, columns
+from tocsin.telemetry import CLAIMED, MISSED, START_LAG, STEP_SECONDS
+
+SQL = Sql(__file__, SHARED)
+THE_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Share(NamedTuple):
+    """How many runs may be taken from a tenant's place in a lane, and where its live entries begin."""
+
+    lane_id: int
+    tenant_id: int
+    most: int
+    floor: datetime
+
+
+class Taken(NamedTuple):
+    """The claimed rows (each with the `slot` it goes to, from 1) and how many were judged not to run now."""
+
+    rows: list[Row]
+    judged: int
+
+
+async def take(db: Database, shares: Sequence[Share], workers: Sequence[str]) -> Taken:
+    """Claim up to one run for each entry of `workers`, each entry being the worker that owns a free slot."""
+    with STEP_SECONDS.labels("claim").time():
+        rows = await db.fetch("vital", SQL["take"], *columns(shares, 4), list(workers))
+    await db.failpoints.hit("claim.after_commit")
+    going = [row for row in rows if row["verdict"] == "go"]
+    limited = [row for row in rows if row["verdict"] == "limited"]
+    for row in rows:
+        if row["verdict"] in ("skipped_overlap", "coalesced"):
+            MISSED.labels(row["verdict"]).inc()
+    slots = len(workers)
+    if limited and len(going) < slots:
+        free = list(workers[len(going) :])
+        going += [_Shifted(row, len(going)) for row in await _take_limited(db, limited, free)]
+    _count(going)
+    return Taken(going, len(rows) - len(going))
+
+
+async def _take_limited(db: Database, candidates: list[Row], workers: list[str]) -> list[Row]:
+    keys = sorted({(row["tenant_id"], row["job_id"]) for row in candidates})
+    async with db.transaction("claim_limited", "vital") as connection:
+        locked = {(r["tenant_id"], r["key"]) for r in await connection.fetch(SQL["lock_limits"], *columns(keys, 2))}
+        picked = [(r["tenant_id"], r["id"]) for r in candidates if (r["tenant_id"], r["job_id"]) in locked]
+        if not picked:
+            return []
+        return await connection.fetch(SQL["take_limited"], *columns(picked, 2), workers)  # type: ignore[no-any-return]
+
+
+class _Shifted:
+    """A claimed row whose slot counts from where the first statement stopped."""
+
+    __slots__ = ("_row", "_shift")
+
+    def __init__(self, row: Row, shift: int) -> None:
+        self._row, self._shift = row, shift
+
+    def __getitem__(self, name: str) -> object:
+        return self._row[name] + self._shift if name == "slot" else self._row[name]
+
+
+def _count(rows: list[Row]) -> None:
+    CLAIMED.inc(len(rows))
+    # One observation per claim, of its oldest run: per-run histograms would cost more than the claim itself.
+    first = [row["claimed_at"] - row["ready_at"] for row in rows if row["attempt"] == 1]
+    if first:
+        START_LAG.observe(max(max(first), timedelta(0)).total_seconds())
+
+
+async def promote(db: Database, places: Sequence[tuple[int, int]], most: int) -> int:
+    """staged (due) → ready in these (lane, tenant) places, at most `most` in each."""
+    return len(await db.fetch("vital", SQL["promote"], *columns(places, 2), most))
+
+
+class Head(NamedTuple):
+    """A tenant's first ready run in a lane (`head`), or its first staged one (`due`)."""
+
+    lane_id: int
+    tenant_id: int
+    head: datetime | None
+    due: datetime | None
+
+
+async def heads(db: Database, lanes: Sequence[int]) -> list[Head]:
+    """Who has something to claim in these lanes."""
+    return [Head(*row) for row in await db.fetch("vital", SQL["heads"], list(lanes))]
+
+
+async def weights(db: Database) -> dict[int, int]:
+    """Each tenant's share."""
+    return {row["id"]: row["weight"] for row in await db.fetch("vital", SQL["weights"])}

@@ -1,0 +1,218 @@
+-- :name take
+-- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
+-- (→ waiting) or ended (→ skipped). Rows under an exact limit are only named: they need the limit's lock first.
+--   $1 lanes  $2 tenants  $3 shares  $4 floors  $5 worker of each slot
+with fence as (
+    select (((('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint + c.restored) << 40)) as base,
+           nextval('claim_ids') as claim_id
+      from cluster c
+),
+want as (
+    select *
+      from unnest($1::int[], $2::int[], $3::int[], $4::timestamptz[]) with ordinality
+           as w(lane_id, tenant_id, share, floor, turn)
+),
+ready as materialized (
+    select w.turn, r.*
+      from want w
+     cross join lateral (
+            select r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
+              from runs r
+             where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
+               and r.order_key >= w.floor
+             order by r.order_key
+             limit w.share
+               for update skip locked) r
+),
+due as materialized (
+    select w.turn, r.*
+      from want w
+     cross join lateral (
+            select r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
+              from runs r
+             where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
+               and r.ready_at <= now()
+               -- A first attempt of an occurrence found this late is a misfire: the sweep decides.
+               and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
+             order by r.ready_at
+             limit w.share - (select count(*) from ready where ready.turn = w.turn)
+               for update skip locked) r
+),
+judged as materialized (
+    select p.tenant_id, p.id, p.job_id,
+           case
+               when h.job_id is not null then 'paused'
+               when p.deadline_at < now() and p.attempt = 0 then 'expired'
+               when p.overlap is null or p.trigger <> 'schedule' or p.attempt > 0 or not exists (
+                    select from runs e
+                     where e.job_id = p.job_id and e.id < p.id and e.trigger <> 'backfill'
+                       and (e.state in ('ready', 'waiting', 'running', 'stopping')
+                            or e.state = 'staged' and (e.ready_at <= now() or e.attempt > 0)))
+               then case when p.limited then 'limited' else 'go' end
+               when p.overlap = 'skip' then 'skipped_overlap'
+               when p.overlap = 'queue' and exists (
+                    select from runs e
+                     where e.job_id = p.job_id and e.id < p.id and e.trigger = 'schedule' and e.attempt = 0
+                       and (e.state in ('ready', 'waiting') or e.state = 'staged' and e.ready_at <= now()))
+               then 'coalesced'
+               else 'overlap'
+           end as verdict
+      from (select * from ready union all select * from due) p
+      left join holds h on h.tenant_id = p.tenant_id and h.job_id = p.job_id
+),
+going as (
+    select tenant_id, id, row_number() over () as slot from judged where verdict = 'go'
+),
+claimed as (
+    update runs r
+       set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
+           worker_id = ($5::uuid[])[g.slot], claimed_at = now()
+      from going g, fence f
+     where r.tenant_id = g.tenant_id and r.id = g.id and g.slot <= cardinality($5::uuid[])
+    returning r.*, g.slot
+),
+parked as (
+    update runs r
+       set state = 'waiting', blocked_by = j.verdict, blocked_key = r.job_id
+      from judged j
+     where j.verdict in ('paused', 'overlap') and r.tenant_id = j.tenant_id and r.id = j.id
+       and r.state in ('ready', 'staged')
+    returning r.id
+),
+ended as (
+    delete from runs r
+     using judged j
+     where j.verdict in ('skipped_overlap', 'coalesced') and r.tenant_id = j.tenant_id and r.id = j.id
+    returning r.*, 'skipped' as final_state, j.verdict as reason
+),
+-- :include record_ended
+select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id
+  from claimed c
+union all
+select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, 0
+  from judged j
+ where j.verdict <> 'go'
+
+-- :name lock_limits
+-- A limit that somebody else holds is left out: claims never wait.
+select tenant_id, key::text as key
+  from limits
+ where (tenant_id, key) in (select * from unnest($1::int[], $2::uuid[]))
+ order by key
+   for no key update skip locked
+
+-- :name take_limited
+-- ready | staged → running while the limit has room, else → waiting. A statement of its own, after the locks: its
+-- snapshot must be younger than they are, or it would count what another claim has just started as not running.
+--   $1 tenants  $2 runs  $3 worker of each slot
+with fence as (
+    select (((('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint + c.restored) << 40)) as base,
+           nextval('claim_ids') as claim_id
+      from cluster c
+),
+picked as materialized (
+    select r.tenant_id, r.id, r.job_id, r.order_key
+      from runs r
+     where (r.tenant_id, r.id) in (select * from unnest($1::int[], $2::uuid[]))
+       and r.state in ('ready', 'staged') and r.limited
+       for update skip locked
+),
+room as (
+    select p.job_id,
+           min(l.max) - (select count(*) from runs b
+                          where b.job_id = p.job_id and b.limited and b.state in ('running', 'stopping')) as free
+      from picked p
+      join limits l on l.tenant_id = p.tenant_id and l.key = p.job_id
+     group by p.job_id
+),
+ranked as (
+    select p.tenant_id, p.id, row_number() over (partition by p.job_id order by p.order_key, p.id) <= room.free as fits
+      from picked p
+      join room using (job_id)
+),
+going as (
+    select tenant_id, id, row_number() over () as slot from ranked where fits
+),
+claimed as (
+    update runs r
+       set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
+           worker_id = ($3::uuid[])[g.slot], claimed_at = now()
+      from going g, fence f
+     where r.tenant_id = g.tenant_id and r.id = g.id and g.slot <= cardinality($3::uuid[])
+       and r.state in ('ready', 'staged')
+    returning r.*, g.slot
+),
+parked as (
+    update runs r
+       set state = 'waiting', blocked_by = 'limit', blocked_key = r.job_id
+      from ranked k
+     where not k.fits and r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('ready', 'staged')
+)
+select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id
+  from claimed c
+
+-- :name promote
+-- staged (due) → ready: where more is due than can start, order and fairness rule, so it enters the ordered index.
+with want as (
+    select * from unnest($1::int[], $2::int[]) as w(lane_id, tenant_id)
+),
+chosen as materialized (
+    select r.*
+      from want w
+     cross join lateral (
+            select r.tenant_id, r.id
+              from runs r
+             where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
+               and r.ready_at <= now()
+               and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
+             order by r.ready_at
+             limit $3
+               for update skip locked) r
+)
+update runs r
+   set state = 'ready'
+  from chosen c
+ where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'staged'
+returning r.id
+
+-- :name heads
+-- Which tenants have something in these lanes, by skipping from tenant to tenant in the index, with the place of
+-- their first run; and when the next staged run falls due.
+with recursive ready as (
+    select l.lane_id, h.tenant_id, h.order_key
+      from unnest($1::int[]) as l(lane_id)
+     cross join lateral (
+            select r.tenant_id, r.order_key from runs r
+             where r.state = 'ready' and r.lane_id = l.lane_id
+             order by r.tenant_id, r.order_key limit 1) h
+    union all
+    select r.lane_id, h.tenant_id, h.order_key
+      from ready r
+     cross join lateral (
+            select n.tenant_id, n.order_key from runs n
+             where n.state = 'ready' and n.lane_id = r.lane_id and n.tenant_id > r.tenant_id
+             order by n.tenant_id, n.order_key limit 1) h
+),
+staged as (
+    select l.lane_id, h.tenant_id, h.ready_at
+      from unnest($1::int[]) as l(lane_id)
+     cross join lateral (
+            select r.tenant_id, r.ready_at from runs r
+             where r.state = 'staged' and r.lane_id = l.lane_id
+             order by r.tenant_id, r.ready_at limit 1) h
+    union all
+    select r.lane_id, h.tenant_id, h.ready_at
+      from staged r
+     cross join lateral (
+            select n.tenant_id, n.ready_at from runs n
+             where n.state = 'staged' and n.lane_id = r.lane_id and n.tenant_id > r.tenant_id
+             order by n.tenant_id, n.ready_at limit 1) h
+)
+select lane_id, tenant_id, order_key as head, null::timestamptz as due from ready
+union all
+select lane_id, tenant_id, null, ready_at from staged
+
+-- :name weights
+select id, weight from tenants

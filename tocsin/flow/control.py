@@ -1,0 +1,165 @@
+"""control: pause, resume, cancel and delete jobs; cancel runs. Each call is one transaction of one tenant.
+
+Lock order: the job, its trigger, its limit, its runs by id.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from tocsin.errors import Conflict, NotFound
+from tocsin.flow.shared import audit
+from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.flow.shared.transitions import SQL as SHARED
+from tocsin.flow.shared.transitions import Hint, Key, Missed, NewRun, hints, lock_limits, note_missed, release, stage
+from tocsin.model.access import Identity
+from tocsin.model.ids import new_id
+from tocsin.model.job import Schedule
+from tocsin.model.scalars import decode_scalar
+from tocsin.model.schedule import missed_until, timetable
+from tocsin.store.db import Connection, Database, Row, Sql
+
+SQL = Sql(__file__, SHARED)
+
+
+class Stop(NamedTuple):
+    """A held run that its worker is to stop."""
+
+    run_id: str
+    worker_id: str
+    fence: int
+
+
+class Controlled(NamedTuple):
+    """What a call changed beyond the rows themselves: what became claimable, and who is to be told to stop."""
+
+    hints: list[Hint]
+    stops: list[Stop]
+
+
+NOTHING = Controlled([], [])
+
+
+async def pause(db: Database, who: Identity, job_id: str, reason: str, wish: Wish | None) -> Controlled:
+    """active → paused. Occurrences nobody holds are retracted; claims that start from now on leave its runs alone."""
+    async with db.tenant(who.tenant_id, "control") as connection:
+        await recall(connection, wish)
+        job = await _open_job(connection, who, job_id, "paused")
+        if job["state"] == "active":
+            trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
+            first = await _retract(connection, who, job_id, trigger)
+            if trigger is not None or first is not None:
+                await connection.execute(SQL["hold_trigger"], who.tenant_id, job_id, first)
+            await connection.execute(SQL["hold"], who.tenant_id, job_id)
+            await connection.execute(SQL["set_state"], who.tenant_id, job_id, "paused")
+            await audit.record(connection, audit.entry(who, "job.pause", f"job:{job_id}", reason=reason))
+        await remember(connection, wish, 200, [job_id], job["version"])
+    return NOTHING
+
+
+async def resume(db: Database, who: Identity, job_id: str, reason: str, wish: Wish | None) -> Controlled:
+    """paused → active. What a schedule owed meanwhile becomes one counted row; a one-time job that is due runs."""
+    async with db.tenant(who.tenant_id, "control") as connection:
+        await recall(connection, wish)
+        job = await _open_job(connection, who, job_id, "resumed")
+        woken: list[Hint] = []
+        if job["state"] == "paused":
+            trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
+            await connection.execute(SQL["set_state"], who.tenant_id, job_id, "active")
+            await connection.execute(SQL["unhold"], who.tenant_id, job_id)
+            if trigger is not None and trigger["held_at"] is not None:
+                woken = await _resume_trigger(connection, who, job_id, job, trigger["held_at"])
+            woken += hints(await connection.fetch(SQL["waiting_paused"], who.tenant_id, job_id))
+            await audit.record(connection, audit.entry(who, "job.resume", f"job:{job_id}", reason=reason))
+        await remember(connection, wish, 200, [job_id], job["version"])
+    return Controlled(woken, [])
+
+
+async def _resume_trigger(
+    connection: Connection, who: Identity, job_id: str, job: Row, held_at: datetime
+) -> list[Hint]:
+    now = job["now"]
+    if job["once"]:
+        # A one-time job paused past its instant runs at resume.
+        await connection.execute(SQL["resume_trigger"], who.tenant_id, job_id, None if held_at <= now else held_at)
+        if held_at > now:
+            return []
+        return hints(await stage(connection, [NewRun(who.tenant_id, new_id(now), job_id, "schedule", held_at)]))
+    table = timetable(msgspec.json.decode(job["schedule"], type=Schedule, dec_hook=decode_scalar), job["created_at"])
+    missed = missed_until(table, held_at, now, "skipped_paused")
+    await note_missed(
+        connection, [Missed(who.tenant_id, new_id(now), job_id, m.reason, m.count, m.last) for m in missed]
+    )
+    after = held_at if held_at > now else table.next_after(now)
+    await connection.execute(SQL["resume_trigger"], who.tenant_id, job_id, after)
+    return []
+
+
+async def cancel(
+    db: Database, who: Identity, job_id: str, reason: str, stop_running: bool, wish: Wish | None, action: str
+) -> Controlled:
+    """active | paused → cancelled, with every run of it; running ones are told to stop. Idempotent."""
+    async with db.tenant(who.tenant_id, "control") as connection:
+        await recall(connection, wish)
+        job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
+        if job is None:
+            raise NotFound("there is no such job")
+        done = NOTHING
+        if job["state"] in ("active", "paused"):
+            await connection.execute(SQL["stop_trigger"], who.tenant_id, job_id)
+            await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
+            await connection.execute(SQL["unhold"], who.tenant_id, job_id)
+            await lock_limits(connection, [Key(who.tenant_id, job_id)])
+            rows = await connection.fetch(SQL["cancel_runs"], who.tenant_id, job_id, stop_running, reason, None)
+            await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
+            done = Controlled([], _stops(rows))
+        await remember(connection, wish, 200, [job_id], job["version"])
+    return done
+
+
+async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish: Wish | None) -> Controlled:
+    """staged | ready | waiting → cancelled; running → stopping until the worker proves it stopped."""
+    async with db.tenant(who.tenant_id, "control") as connection:
+        await recall(connection, wish)
+        run = await connection.fetchrow(SQL["run_job"], who.tenant_id, run_id)
+        done = NOTHING
+        if run is None:
+            if await connection.fetchval(SQL["run_ended"], who.tenant_id, run_id) is None:
+                raise NotFound("there is no such run")
+        elif run["state"] != "stopping":
+            job_id = run["job_id"]
+            await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
+            await lock_limits(connection, [Key(who.tenant_id, job_id)])
+            rows = await connection.fetch(SQL["cancel_runs"], who.tenant_id, job_id, True, reason, run_id)
+            freed = await release(connection, [Key(who.tenant_id, job_id)]) if any(map(_frees, rows)) else []
+            await audit.record(connection, audit.entry(who, "run.cancel", f"run:{run_id}", reason=reason))
+            done = Controlled(hints(freed), _stops(rows))
+        await remember(connection, wish, 200, [run_id])
+    return done
+
+
+def _frees(row: Row) -> bool:
+    return bool(row["limited"] or row["overlap"])
+
+
+def _stops(rows: list[Row]) -> list[Stop]:
+    return [Stop(row["id"], row["worker_id"], row["fence"]) for row in rows if row["state"] == "stopping"]
+
+
+async def _open_job(connection: Connection, who: Identity, job_id: str, verb: str) -> Row:
+    job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
+    if job is None:
+        raise NotFound("there is no such job")
+    if job["state"] not in ("active", "paused"):
+        raise Conflict(f"a job that is {job['state']} cannot be {verb}", code=f"job_{job['state']}")
+    return job
+
+
+async def _retract(connection: Connection, who: Identity, job_id: str, trigger: Row | None) -> datetime | None:
+    """Un-make what nobody holds; answers where the cursor belongs now."""
+    gone = await connection.fetchrow(SQL["retract"], who.tenant_id, job_id)
+    cursor = trigger["next_fire_at"] if trigger is not None else None
+    return min((at for at in (gone["first"], cursor) if at is not None), default=None)

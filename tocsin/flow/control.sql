@@ -1,0 +1,90 @@
+-- :name lock_job
+select state, once, version, name, (spec -> 'schedule')::text as schedule, created_at, now() as now
+  from jobs
+ where tenant_id = $1 and id = $2
+   for no key update
+
+-- :name lock_trigger
+select next_fire_at, held_at from triggers where tenant_id = $1 and job_id = $2 for no key update
+
+-- :name set_state
+update jobs
+   set state = $3, updated_at = now(), ended_at = case when $3 in ('cancelled', 'completed') then now() end
+ where tenant_id = $1 and id = $2 and state in ('active', 'paused')
+
+-- :name retract
+-- Occurrences that no worker holds are un-made; the cursor goes back to the first of them, under the trigger's lock.
+with gone as (
+    delete from runs r
+     where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule' and r.attempt = 0
+       and (r.state in ('staged', 'ready') or r.state = 'waiting')
+    returning r.scheduled_for
+)
+select min(scheduled_for) as first, count(*) as count from gone
+
+-- :name hold_trigger
+insert into triggers (tenant_id, job_id, next_fire_at, held_at) values ($1, $2, null, $3)
+    on conflict (tenant_id, job_id) do update set next_fire_at = null, held_at = excluded.held_at
+
+-- :name resume_trigger
+update triggers set next_fire_at = $3, held_at = null where tenant_id = $1 and job_id = $2
+
+-- :name stop_trigger
+update triggers set next_fire_at = null, held_at = null where tenant_id = $1 and job_id = $2
+
+-- :name hold
+insert into holds (tenant_id, job_id) values ($1, $2) on conflict do nothing
+
+-- :name unhold
+delete from holds where tenant_id = $1 and job_id = $2
+
+-- :name waiting_paused
+-- waiting → ready: runs asked for by hand while the job was paused. The rest follow by the sweep.
+with chosen as materialized (
+    select r.tenant_id, r.id
+      from runs r
+     where r.tenant_id = $1 and r.state = 'waiting' and r.blocked_key = $2 and r.blocked_by = 'paused'
+     order by r.order_key
+     limit 1000
+)
+update runs r
+   set state = 'ready', blocked_by = null, blocked_key = null
+  from chosen c
+ where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'waiting'
+returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
+
+-- :name cancel_runs
+-- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, so that the newest
+-- version of each row decides. $3: whether what runs is stopped; $4 the reason; $5 one run, or null for all.
+with locked as materialized (
+    select r.tenant_id, r.id, r.state
+      from runs r
+     where r.tenant_id = $1 and r.job_id = $2 and ($5::uuid is null or r.id = $5)
+     order by r.id
+       for update
+),
+stopping as (
+    update runs r
+       set state = 'stopping', stop_reason = $4
+      from locked l
+     where l.state = 'running' and $3 and r.tenant_id = l.tenant_id and r.id = l.id and r.state = 'running'
+    returning r.id, r.worker_id, r.fence
+),
+ended as (
+    delete from runs r
+     using locked l
+     where l.state in ('staged', 'ready', 'waiting') and r.tenant_id = l.tenant_id and r.id = l.id
+    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
+),
+-- :include record_ended
+select id::text as id, 'stopping' as state, worker_id::text as worker_id, fence, limited, overlap
+  from (select s.id, s.worker_id, s.fence, false as limited, null::text as overlap from stopping s) s
+union all
+select id::text, 'cancelled', null, fence, limited, overlap from ended
+
+-- :name run_job
+-- Which job a live run belongs to.
+select job_id::text as job_id, state from runs where tenant_id = $1 and id = $2
+
+-- :name run_ended
+select state from history where tenant_id = $1 and run_id = $2 and final

@@ -1,0 +1,23 @@
+-- :name list
+select d.run_id::text as id, d.job_id::text as job_id, j.name as job_name, d.job_version, d.died_at, d.error_class,
+       d.error, d.args, d.tags::text as tags
+  from dead_letters d
+  left join jobs j on j.tenant_id = d.tenant_id and j.id = d.job_id
+ where d.tenant_id = $1 and ($2::uuid is null or d.run_id < $2) and ($3::uuid is null or d.job_id = $3)
+   and ($4::text is null or d.error_class = $4)
+ order by d.run_id desc
+ limit $5
+
+-- :name take
+-- The letters leave in the transaction that redrives or discards them.
+delete from dead_letters d
+ where d.tenant_id = $1 and d.run_id = any($2::uuid[])
+returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args
+
+-- :name hold_jobs
+select id::text as id, state from jobs where tenant_id = $1 and id = any($2::uuid[]) order by id for share
+
+-- :name origin
+select h.job_id::text as job_id, h.priority, h.args
+  from history h
+ where h.tenant_id = $1 and h.run_id = $2 and h.final

@@ -1,0 +1,108 @@
+"""fleet: workers and their leases. A lease belongs to a worker, not to a run: 100,000 running jobs renew nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tocsin.clock import iso
+from tocsin.errors import NotFound
+from tocsin.flow.shared import audit
+from tocsin.model.access import Identity
+from tocsin.model.ids import new_id
+from tocsin.store.db import Database, Row, Sql
+from tocsin.telemetry import WORKERS_LIVE
+from tocsin.wire import Register
+
+SQL = Sql(__file__)
+
+
+class Worker(NamedTuple):
+    """What a dispatcher must know of a worker."""
+
+    id: str
+    pool: str
+    targets: list[str]
+    functions: list[str]
+    state: str
+    slots: int
+
+
+async def register(db: Database, who: Identity, body: Register, lease_seconds: float) -> Worker:
+    """A new worker, whatever its name: a restart is a new id."""
+    worker_id = new_id(db.clock.now())
+    slots = min(max(body.slots, 1), 100_000)
+    async with db.transaction("register", "vital") as connection:
+        await connection.execute(SQL["pool"], body.pool)
+        await connection.execute(
+            SQL["register"],
+            worker_id,
+            who.key_id,
+            body.name,
+            body.pool,
+            slots,
+            msgspec.json.encode(body.labels).decode(),
+            body.targets,
+            body.functions,
+            body.version,
+            lease_seconds,
+        )
+    return Worker(worker_id, body.pool, body.targets, body.functions, "live", slots)
+
+
+async def find(db: Database, who: Identity, worker_id: str) -> Worker | None:
+    """A worker that registered with this very key, on whichever node."""
+    row = await db.fetchrow("vital", SQL["find"], worker_id, who.key_id)
+    return Worker(*row) if row is not None else None
+
+
+async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -> dict[str, str]:
+    """Extend leases; answers the state of each worker that still is one."""
+    return {r["id"]: r["state"] for r in await db.fetch("vital", SQL["renew"], list(worker_ids), lease_seconds)}
+
+
+async def list_workers(db: Database, before: str | None, limit: int) -> list[dict[str, Any]]:
+    """Newest first; those gone for more than ten minutes are left out."""
+    return [_document(row) for row in await db.fetch("engine", SQL["list"], before, None, limit)]
+
+
+async def get_worker(db: Database, worker_id: str) -> dict[str, Any]:
+    """One worker's document."""
+    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1)
+    if row is None:
+        raise NotFound("there is no such worker")
+    return _document(row)
+
+
+async def drain(db: Database, who: Identity, worker_id: str) -> None:
+    """live → draining: it is told at its next report, finishes what it has, and leaves."""
+    await get_worker(db, worker_id)
+    async with db.transaction("drain") as connection:
+        await connection.execute(SQL["drain"], worker_id)
+        await audit.record(connection, audit.entry(who, "worker.drain", f"worker:{worker_id}"))
+
+
+async def measure(db: Database) -> None:
+    """Set the gauge of living workers; forget those long gone."""
+    WORKERS_LIVE.set(await db.fetchval("engine", SQL["live"]))
+    await db.fetch("engine", SQL["prune"])
+
+
+def _document(row: Row) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "pool": row["pool"],
+        "state": row["state"],
+        "slots": row["slots"],
+        "running": row["running"],
+        "labels": msgspec.Raw(row["labels"].encode()),
+        "targets": row["targets"],
+        "functions": row["functions"],
+        "version": row["version"],
+        "lease_until": iso(row["lease_until"]),
+        "registered_at": iso(row["registered_at"]),
+        "gone_at": row["gone_at"] and iso(row["gone_at"]),
+    }

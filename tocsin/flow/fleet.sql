@@ -1,0 +1,36 @@
+-- :name register
+insert into workers (id, key_id, name, pool, slots, labels, targets, functions, version, lease_until)
+values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second')
+
+-- :name pool
+insert into pools (name) values ($1) on conflict do nothing
+
+-- :name renew
+-- A worker that was declared gone stays gone: it is not answered, and must come back as a new one.
+update workers w
+   set lease_until = now() + $2 * interval '1 second'
+  from unnest($1::uuid[]) as n(id)
+ where w.id = n.id and w.state <> 'gone'
+returning w.id::text as id, w.state
+
+-- :name find
+select id::text as id, pool, targets, functions, state, slots from workers where id = $1 and key_id = $2
+
+-- :name list
+select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as labels, w.targets, w.functions, w.version,
+       w.lease_until, w.registered_at, w.gone_at,
+       (select count(*) from runs r where r.worker_id = w.id and r.state in ('running', 'stopping')) as running
+  from workers w
+ where ($1::uuid is null or w.id < $1) and ($2::uuid is null or w.id = $2)
+   and ($2::uuid is not null or w.state <> 'gone' or w.gone_at > now() - interval '10 minutes')
+ order by w.id desc
+ limit $3
+
+-- :name drain
+update workers set state = 'draining' where id = $1 and state = 'live'
+
+-- :name live
+select count(*) from workers where state <> 'gone' and lease_until > now()
+
+-- :name prune
+delete from workers where state = 'gone' and gone_at < now() - interval '7 days'

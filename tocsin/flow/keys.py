@@ -1,0 +1,161 @@
+"""keys: who may call. Keys are 256 random bits with a prefix and a checksum, stored as a hash, shown once."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import zlib
+from typing import Any
+
+from tocsin.clock import iso
+from tocsin.errors import Conflict, Forbidden, NotFound
+from tocsin.flow.shared import audit
+from tocsin.model.access import Identity, Role
+from tocsin.model.ids import new_id
+from tocsin.store.db import Database, Sql
+from tocsin.wire import NewKey, NewTenant
+
+SQL = Sql(__file__)
+PREFIX = "tcn_"
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def new_key() -> str:
+    """A fresh key: `tcn_` + 256 bits + a checksum, so that a typo is found without asking the database."""
+    body = _base62(int.from_bytes(os.urandom(32), "big"), 43)
+    return PREFIX + body + _checksum(body)
+
+
+def is_wellformed(key: str) -> bool:
+    """Whether prefix, length and checksum fit."""
+    body = key[len(PREFIX) : -6]
+    return key.startswith(PREFIX) and len(body) == 43 and key.isascii() and key[-6:] == _checksum(body)
+
+
+def key_hash(key: str) -> bytes:
+    """What is stored. A key has 256 bits of entropy, so a plain fast hash cannot be searched."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _checksum(body: str) -> str:
+    return _base62(zlib.crc32(body.encode()), 6)
+
+
+def _base62(number: int, width: int) -> str:
+    digits = []
+    for _ in range(width):
+        number, digit = divmod(number, 62)
+        digits.append(_ALPHABET[digit])
+    return "".join(reversed(digits))
+
+
+async def identify(db: Database, key: str) -> Identity | None:
+    """Who holds this key; None for one that is unknown, revoked or expired."""
+    if not is_wellformed(key):
+        return None
+    row = await db.fetchrow("engine", SQL["find"], key_hash(key))
+    return Identity(row["id"], row["name"], row["role"], row["tenant_id"], row["slug"]) if row is not None else None
+
+
+async def act_for(db: Database, who: Identity, slug: str) -> Identity:
+    """The same caller, acting for another tenant: for platform keys only."""
+    if who.role != "platform":
+        raise Forbidden("only a platform key may act for another tenant")
+    row = await db.fetchrow("engine", SQL["tenant"], slug)
+    if row is None:
+        raise NotFound("there is no such tenant")
+    return who._replace(tenant_id=row["id"], tenant=row["slug"])
+
+
+async def create_tenant(db: Database, who: Identity, body: NewTenant) -> dict[str, Any]:
+    """A new tenant."""
+    async with db.transaction("tenants") as connection:
+        row = await connection.fetchrow(SQL["add_tenant"], body.slug, body.weight)
+        if row is None:
+            raise Conflict(f"tenant {body.slug!r} exists already", code="name_taken")
+        await audit.record(connection, audit.entry(who, "tenant.create", f"tenant:{body.slug}"))
+    return {"slug": row["slug"], "weight": body.weight}
+
+
+async def list_tenants(db: Database, before: int | None, limit: int) -> list[dict[str, Any]]:
+    """Newest first."""
+    return [
+        {"id": r["id"], "slug": r["slug"], "weight": r["weight"], "created_at": iso(r["created_at"])}
+        for r in await db.fetch("engine", SQL["tenants"], before, limit)
+    ]
+
+
+async def create_key(db: Database, who: Identity, body: NewKey) -> dict[str, Any]:
+    """A new key of the caller's tenant; the answer is the only place where it is ever shown."""
+    if body.role in ("worker", "platform") and who.role != "platform":
+        raise Forbidden("only a platform key may make worker and platform keys")
+    key, key_id = new_key(), new_id(db.clock.now())
+    async with db.tenant(who.tenant_id, "keys") as connection:
+        await connection.execute(SQL["add"], key_id, who.tenant_id, key_hash(key), body.role, body.name)
+        await audit.record(connection, audit.entry(who, "key.create", f"key:{key_id}", role=body.role))
+    return {"id": key_id, "role": body.role, "name": body.name, "tenant": who.tenant, "key": key}
+
+
+async def list_keys(db: Database, who: Identity, before: str | None, limit: int) -> list[dict[str, Any]]:
+    """Newest first, without the keys themselves."""
+    async with db.tenant(who.tenant_id, "keys") as connection:
+        rows = await connection.fetch(SQL["list"], who.tenant_id, before, limit)
+    return [
+        {
+            "id": row["id"],
+            "role": row["role"],
+            "name": row["name"],
+            "created_at": iso(row["created_at"]),
+            "expires_at": row["expires_at"] and iso(row["expires_at"]),
+            "revoked_at": row["revoked_at"] and iso(row["revoked_at"]),
+        }
+        for row in rows
+    ]
+
+
+async def revoke_key(db: Database, who: Identity, key_id: str) -> None:
+    """From a second later at the latest, no node takes it."""
+    async with db.tenant(who.tenant_id, "keys") as connection:
+        if await connection.fetchrow(SQL["revoke"], who.tenant_id, key_id) is None:
+            raise NotFound("there is no such key")
+        await audit.record(connection, audit.entry(who, "key.revoke", f"key:{key_id}"))
+
+
+async def found_cluster(db: Database, known: dict[str, str]) -> dict[str, str]:
+    """Make tenant `default` and the keys `key` and `worker_key`, unless those known already are good."""
+    founder = Identity("00000000-0000-0000-0000-000000000000", "tocsin up", "platform", 0, "default")
+    async with db.transaction("found") as connection:
+        await connection.execute(SQL["found_cluster"], os.urandom(32))
+        await connection.execute(SQL["add_tenant"], "default", 1)
+        tenant = await connection.fetchrow(SQL["tenant"], "default")
+    out = {}
+    wanted: tuple[tuple[str, Role], ...] = (("key", "platform"), ("worker_key", "worker"))
+    for name, role in wanted:
+        who = await identify(db, known.get(name, ""))
+        if who is not None and who.role == role:
+            out[name] = known[name]
+        else:
+            as_founder = founder._replace(tenant_id=tenant["id"])
+            out[name] = (await create_key(db, as_founder, NewKey(role=role, name=f"tocsin up ({role})")))["key"]
+    return out
+
+
+class RunTokens:
+    """Tokens scoped to one (run, fence): what a job may show to prove that it is that attempt."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    @classmethod
+    async def load(cls, db: Database) -> RunTokens:
+        """The cluster's own secret, the same on every node."""
+        return cls(await db.fetchval("engine", SQL["token_key"]))
+
+    def make(self, run_id: str, fence: int) -> str:
+        """The token of one attempt."""
+        return hmac.digest(self._key, b"%s:%d" % (run_id.encode(), fence), "sha256")[:24].hex()
+
+    def fits(self, token: str, run_id: str, fence: int) -> bool:
+        """Whether `token` is that attempt's."""
+        return hmac.compare_digest(token, self.make(run_id, fence))

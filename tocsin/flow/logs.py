@@ -1,0 +1,96 @@
+"""logs: lines go to object storage, one compressed object per shipment; the database keeps where they lie."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import zstandard
+
+from tocsin.clock import EPOCH, iso
+from tocsin.errors import Conflict
+from tocsin.model.access import Identity
+from tocsin.model.ids import new_id
+from tocsin.store.db import Database, Row, Sql, columns
+from tocsin.store.objects import ObjectStore
+from tocsin.wire import LogChunk, LogLine
+
+SQL = Sql(__file__)
+_LINES = msgspec.msgpack.Decoder(list[LogLine])
+_MOST_LINE = 65_536
+_MOST_CHUNKS = 64
+_LATEST = 32_000_000_000.0  # a worker's clock may say anything; the year 2984 is late enough
+
+
+async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[LogChunk]) -> None:
+    """Store lines. A repeat is harmless; a gap or a stale fence is a 409 that names the run and changes nothing."""
+    keys = [(c.run_id, c.attempt, c.fence) for c in chunks]
+    held = {r["n"] - 1: r for r in await db.fetch("vital", SQL["held"], worker_id, *columns(keys, 3))}
+    new = [(c, held[i]) for i, c in enumerate(chunks) if _is_new(c, held.get(i))]
+    if not new:
+        return
+    key = f"logs/{new[0][0].run_id[:6]}/{new_id(db.clock.now())}.zst"
+    rows, body = _segment(key, new)
+    await objects.put(key, body)
+    await db.fetch("vital", SQL["add"], *columns(rows, 8))
+
+
+def _is_new(chunk: LogChunk, held: Row | None) -> bool:
+    about = {"run_id": chunk.run_id, "attempt": chunk.attempt}
+    if held is None:
+        raise Conflict("this attempt is over or belongs to another worker", code="superseded", extra=about)
+    if chunk.offset > held["lines"]:
+        raise Conflict(
+            f"lines {held['lines']} to {chunk.offset - 1} are missing",
+            code="log_gap",
+            extra=about | {"expected_offset": held["lines"]},
+        )
+    return bool(chunk.offset + len(chunk.lines) > held["lines"])
+
+
+def _segment(key: str, chunks: list[tuple[LogChunk, Row]]) -> tuple[list[tuple[Any, ...]], bytes]:
+    rows, parts, position = [], [], 0
+    for chunk, held in chunks:
+        fresh = chunk.lines[held["lines"] - chunk.offset :]
+        lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in fresh]
+        frame = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(lines))
+        rows.append(
+            (held["tenant_id"], chunk.run_id, chunk.attempt, held["lines"], len(lines), key, position, len(frame))
+        )
+        parts.append(frame)
+        position += len(frame)
+    return rows, b"".join(parts)
+
+
+async def read(
+    db: Database,
+    objects: ObjectStore,
+    who: Identity,
+    run_id: str,
+    attempt: int | None,
+    stream: str | None,
+    after: int,
+    limit: int,
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Lines with seq > `after`, oldest first, of the latest attempt that has any unless one is named; and where to go
+    on reading, if there may be more."""
+    async with db.tenant(who.tenant_id, "logs") as connection:
+        if attempt is None:
+            attempt = await connection.fetchval(SQL["last_attempt"], who.tenant_id, run_id) or 1
+        chunks = await connection.fetch(SQL["chunks"], who.tenant_id, run_id, attempt, after, _MOST_CHUNKS)
+    out: list[dict[str, Any]] = []
+    for chunk in chunks:
+        frame = await objects.get(chunk["object"], chunk["position"], chunk["bytes"])
+        lines = _LINES.decode(zstandard.ZstdDecompressor().decompress(frame))
+        for seq, (ts, stream_, level, text) in enumerate(lines, chunk["first_line"] + 1):
+            if seq > after and (stream is None or stream == stream_):
+                out.append({"seq": seq, "ts": _instant(ts), "stream": stream_, "level": level, "text": text})
+                if len(out) == limit:
+                    return out, seq
+    last = chunks[-1]["first_line"] + chunks[-1]["lines"] if len(chunks) == _MOST_CHUNKS else None
+    return out, last
+
+
+def _instant(seconds: float) -> str:
+    return iso(EPOCH + timedelta(seconds=min(max(seconds, 0.0), _LATEST)))

@@ -1,0 +1,81 @@
+"""plan: turn cursors that fall due within the horizon into staged runs, and move the cursors, in one transaction.
+
+The planner only stages. Overlap, limits and pause are decided when a run becomes due; misfires (occurrences it
+reaches more than a minute late) are decided here, by the pure rule of `model.schedule`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from tocsin.flow.shared.transitions import Hint, Missed, NewRun, hints, note_missed, stage
+from tocsin.model.ids import new_id
+from tocsin.model.job import Schedule
+from tocsin.model.scalars import decode_scalar
+from tocsin.model.schedule import Planned, misfire, timetable
+from tocsin.store.db import Connection, Database, Row, Sql, columns
+from tocsin.telemetry import MISSED, PLANNED
+
+SQL = Sql(__file__)
+BATCH = 1000
+
+
+class PlanResult(NamedTuple):
+    """What one turn did: cursors moved, where runs were staged, and whether more cursors wait."""
+
+    cursors: int
+    hints: list[Hint]
+    more: bool
+
+
+@lru_cache(maxsize=20_000)
+def _schedule(text: str) -> Schedule:
+    return msgspec.json.decode(text, type=Schedule, dec_hook=decode_scalar)
+
+
+async def plan(db: Database, horizon: timedelta) -> PlanResult:
+    """One turn of the planner."""
+    async with db.transaction("plan") as connection:
+        rows = await connection.fetch(SQL["due"], horizon, BATCH)
+        if not rows:
+            return PlanResult(0, [], False)
+        until = rows[0]["now"] + horizon
+        planned = [(row, _owed(row, until)) for row in rows]
+        moved = await _advance(connection, planned)
+        kept = [(row, owed) for row, owed in planned if row["job_id"] in moved]
+        staged = await stage(connection, [run for row, owed in kept for run in _runs(row, owed)])
+        missed = [m for row, owed in kept for m in _missed(row, owed)]
+        await note_missed(connection, missed)
+    PLANNED.inc(len(staged))
+    for m in missed:
+        MISSED.labels(m.reason).inc(m.how_many)
+    return PlanResult(len(kept), hints(staged), len(rows) == BATCH)
+
+
+def _owed(row: Row, until: datetime) -> Planned:
+    schedule = _schedule(row["schedule"])
+    table = timetable(schedule, row["created_at"])
+    return misfire(schedule, table, row["next_fire_at"], row["now"], until)
+
+
+async def _advance(connection: Connection, planned: list[tuple[Row, Planned]]) -> set[str]:
+    moves = [(row["tenant_id"], row["job_id"], row["next_fire_at"], owed.cursor) for row, owed in planned]
+    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 4))}
+
+
+def _runs(row: Row, owed: Planned) -> list[NewRun]:
+    # The id carries the instant the run stands for, so that "earlier" by id is earlier by schedule, too.
+    return [NewRun(row["tenant_id"], new_id(max(at, row["now"])), row["job_id"], "schedule", at) for at in owed.stage]
+
+
+def _missed(row: Row, owed: Planned) -> list[Missed]:
+    return [Missed(row["tenant_id"], new_id(row["now"]), row["job_id"], m.reason, m.count, m.last) for m in owed.missed]
+
+
+async def next_due(db: Database) -> datetime | None:
+    """The earliest cursor: when the planner has something to do at the latest."""
+    return await db.fetchval("engine", SQL["next_due"])  # type: ignore[no-any-return]

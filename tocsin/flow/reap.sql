@@ -1,0 +1,18 @@
+-- :name lapse
+-- Workers whose lease is over on the database's clock. From here on they are gone, whatever they say.
+with lapsed as (
+    select id from workers where state <> 'gone' and lease_until < now() order by id limit 100 for update skip locked
+)
+update workers w
+   set state = 'gone', gone_at = now()
+  from lapsed
+ where w.id = lapsed.id
+returning w.id::text as id, w.name
+
+-- :name orphans
+-- Runs whose worker is gone.
+select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence
+  from workers w
+  join runs r on r.worker_id = w.id and r.state in ('running', 'stopping')
+ where w.state = 'gone' and w.gone_at > now() - interval '1 day'
+ limit 1000

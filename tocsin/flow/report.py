@@ -1,0 +1,235 @@
+"""report: end attempts. History row, then the next attempt or the end, for many workers in one commit.
+
+The guard is (run, attempt, fence): a stale report finds nothing, changes nothing, and is answered `superseded`.
+One bad row never fails its neighbours: a batch that the database refuses for its data is halved until it is found.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tocsin.flow.shared.specs import SpecBook
+from tocsin.flow.shared.transitions import SQL as SHARED
+from tocsin.flow.shared.transitions import Hint, Key, hints, lock_jobs, lock_limits, release
+from tocsin.model.retry import after_failure, after_loss
+from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error
+from tocsin.telemetry import REPORTED, SUPERSEDED
+from tocsin.wire import Finished, RunKey, encode
+
+SQL = Sql(__file__, SHARED)
+RESULT_LIMIT = 65_536
+ERROR_LIMIT = 8_192
+_TRIES = 5
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class Ending(NamedTuple):
+    """One reported end of an attempt, with the worker that reports it."""
+
+    worker_id: str
+    finished: Finished
+
+
+class Reported(NamedTuple):
+    """Which endings took effect (now or when first told), and where runs became claimable by it."""
+
+    accepted: set[RunKey]
+    hints: list[Hint]
+
+
+class _Special(NamedTuple):
+    """What `look` says of the endings that need more than the one statement."""
+
+    verdicts: dict[int, tuple[str, float]]
+    once: set[Key]
+    limited: set[Key]
+    released: set[Key]
+
+
+async def report(db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random) -> Reported:
+    """End these attempts. Data errors are bisected to the offender, contention retries the whole."""
+    for attempt in range(_TRIES):
+        try:
+            return await _report_once(db, specs, endings, rng)
+        except Exception as error:
+            if is_contention(error) and attempt < _TRIES - 1:
+                continue
+            if not is_data_error(error):
+                raise
+            return await _bisect(db, specs, endings, rng, error)
+    raise AssertionError("unreachable")
+
+
+async def _bisect(
+    db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random, error: Exception
+) -> Reported:
+    if len(endings) == 1:
+        return await _report_once(db, specs, [_made_harmless(endings[0], error)], rng)
+    half = len(endings) // 2
+    left = await report(db, specs, endings[:half], rng)
+    right = await report(db, specs, endings[half:], rng)
+    return Reported(left.accepted | right.accepted, left.hints + right.hints)
+
+
+def _made_harmless(ending: Ending, error: Exception) -> Ending:
+    """The same end without the payload that the database refuses; the outcome is what must not be lost."""
+    f = ending.finished
+    note = f"what the worker sent with this outcome could not be stored: {error}"
+    return ending._replace(
+        finished=Finished(
+            run_id=f.run_id, attempt=f.attempt, fence=f.fence, outcome=f.outcome, result={"tocsin_note": note[:500]}
+        )
+    )
+
+
+async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random) -> Reported:
+    # An attempt told twice in one batch (a repeat that overtook its answer) counts once.
+    unique = {(e.finished.run_id, e.finished.fence): e for e in endings}
+    batch = list(unique.values())
+    keys = [(e.worker_id, e.finished.run_id, e.finished.fence, e.finished.outcome) for e in batch]
+    async with db.transaction("report", "vital") as connection:
+        special = await _look(connection, specs, keys, batch, rng)
+        await lock_jobs(connection, special.once)
+        await lock_limits(connection, special.limited)
+        told = [_columns_of(e, special.verdicts.get(i, _SUCCEEDED)) for i, e in enumerate(batch)]
+        rows = await connection.fetch(SQL["finish"], *columns(told, 13))
+        freed = await release(connection, special.released)
+        done = {(row["id"], row["fence"]) for row in rows}
+        accepted = done | await _repeated(connection, [e for e in batch if _key(e) not in done])
+    _count(batch, done, accepted)
+    return Reported(accepted, hints([row for row in rows if row["lane_id"] is not None]) + hints(freed))
+
+
+_SUCCEEDED = ("succeeded", 0.0)
+
+
+def _key(ending: Ending) -> RunKey:
+    return ending.finished.run_id, ending.finished.fence
+
+
+async def _look(
+    connection: Connection,
+    specs: SpecBook,
+    keys: Sequence[tuple[str, str, int, str]],
+    batch: list[Ending],
+    rng: random.Random,
+) -> _Special:
+    rows = await connection.fetch(SQL["look"], *columns(keys, 4))
+    failed = [row for row in rows if batch[row["n"] - 1].finished.outcome in ("failed", "timeout")]
+    known = await specs.get((row["tenant_id"], row["job_id"], row["job_version"]) for row in failed)
+    special = _Special({}, set(), set(), set())
+    for row in rows:
+        finished = batch[row["n"] - 1].finished
+        job = Key(row["tenant_id"], row["job_id"])
+        stored = known.get((row["tenant_id"], row["job_id"], row["job_version"]))
+        special.verdicts[row["n"] - 1] = _verdict(row, finished, stored.spec.retry if stored else None, rng)
+        if row["once"]:
+            special.once.add(job)
+        if row["limited"]:
+            special.limited.add(job)
+        if row["limited"] or row["queues"]:
+            special.released.add(job)
+    return special
+
+
+def _verdict(row: Row, finished: Finished, retry: Any, rng: random.Random) -> tuple[str, float]:
+    """The state that follows, and after how many seconds if that is another attempt."""
+    if finished.outcome == "succeeded":
+        return _SUCCEEDED
+    if finished.outcome == "cancelled":
+        return "cancelled", 0.0
+    if finished.outcome == "lost":
+        delay = after_loss(row["losses"] + 1, rng).delay
+    else:
+        error_class = finished.error.class_ if finished.error else None
+        delay = after_failure(retry, row["failures"] + 1, error_class, rng).delay if retry else None
+    return ("dead", 0.0) if delay is None else ("staged", delay)
+
+
+def _columns_of(ending: Ending, verdict: tuple[str, float]) -> tuple[Any, ...]:
+    f = ending.finished
+    error = f.error
+    return (
+        ending.worker_id,
+        f.run_id,
+        f.fence,
+        f.outcome,
+        verdict[0],
+        verdict[1],
+        min(max(f.held_ms, 0.0), 1e12),
+        min(max(f.ran_ms, 0.0), 1e12),
+        f.exit_code,
+        None if error is None else _storable(error.class_[:256]),
+        None if error is None else _storable(error.message[:ERROR_LIMIT]),
+        None if f.result is None else _bounded(f.result),
+        None if f.usage is None else _bounded(f.usage),
+    )
+
+
+def _storable(text: str) -> str:
+    """Characters that PostgreSQL refuses are written as their escape, never rejected."""
+    return _UNSTORABLE.sub(lambda m: f"\\u{ord(m.group()):04x}", text)
+
+
+def _bounded(value: Any) -> str:
+    text = encode(value).decode()
+    if len(text) <= RESULT_LIMIT:
+        return text
+    return encode({"tocsin_truncated": True, "bytes": len(text), "head": text[:1024]}).decode()
+
+
+async def _repeated(connection: Connection, endings: Sequence[Ending]) -> set[RunKey]:
+    if not endings:
+        return set()
+    told = [(e.worker_id, e.finished.run_id, e.finished.attempt, e.finished.fence, e.finished.outcome) for e in endings]
+    return {(row["id"], row["fence"]) for row in await connection.fetch(SQL["repeated"], *columns(told, 5))}
+
+
+def _count(batch: list[Ending], done: set[RunKey], accepted: set[RunKey]) -> None:
+    for outcome, count in Counter(e.finished.outcome for e in batch if _key(e) in done).items():
+        REPORTED.labels(outcome).inc(count)
+    SUPERSEDED.inc(len(batch) - len(accepted))
+
+
+class Returned(NamedTuple):
+    """One run handed back by (or taken back from) a living worker before it started."""
+
+    worker_id: str
+    run_id: str
+    fence: int
+
+
+async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
+    """Make these runs claimable again at once; nothing is burned."""
+    async with db.transaction("give_back", "vital") as connection:
+        rows = await connection.fetch(SQL["give_back"], *columns(returned, 3))
+        jobs = {Key(row["tenant_id"], row["job_id"]) for row in rows if row["job_id"] is not None}
+        await lock_limits(connection, jobs)
+        freed = await release(connection, jobs)
+    accepted = {(row["id"], row["fence"]) for row in rows}
+    return Reported(accepted, hints([row for row in rows if row["ready_at"] is not None]) + hints(freed))
+
+
+async def claims_after(db: Database, worker_id: str, last_claim: int) -> list[Returned]:
+    """Runs of claims whose answer never reached this worker, which it proves by asking again without them."""
+    rows = await db.fetch("vital", SQL["claims_after"], worker_id, last_claim)
+    return [Returned(worker_id, row["id"], row["fence"]) for row in rows]
+
+
+class Held(NamedTuple):
+    """What a worker holds by our book."""
+
+    id: str
+    fence: int
+    claim_id: int
+    state: str
+    stop_reason: str
+
+
+async def held(db: Database, worker_id: str) -> list[Held]:
+    """All runs a worker holds, to be compared with what it says it has."""
+    return [Held(*row) for row in await db.fetch("vital", SQL["held"], worker_id)]

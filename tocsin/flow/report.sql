@@ -1,0 +1,132 @@
+-- :name look
+-- What the server must know before it ends these attempts; rows that need nothing special are not answered.
+-- No lock: the fence in the statement that follows is the guard.
+select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version, r.failures, r.losses,
+       r.once, r.limited, r.overlap in ('queue', 'queue_all') as queues, r.state
+  from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) with ordinality as i(worker_id, id, fence, outcome, n)
+  join runs r on r.worker_id = i.worker_id and r.id = i.id and r.state in ('running', 'stopping') and r.fence = i.fence
+ where i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all')
+
+-- :name finish
+-- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
+-- A stale fence finds no row, changes nothing, and is not answered.
+--   $1 worker  $2 run  $3 fence  $4 outcome  $5 next state  $6 delay  $7 held_ms  $8 ran_ms  $9 exit code
+--   $10 error class  $11 error  $12 result  $13 usage
+with told as (
+    select *
+      from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::float8[], $7::float8[],
+                  $8::float8[], $9::int[], $10::text[], $11::text[], $12::text[], $13::text[])
+           as t(worker_id, id, fence, outcome, next, delay, held_ms, ran_ms, exit_code, error_class, error, result, usage)
+),
+held as materialized (
+    select r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.trigger, r.priority, r.worker_id,
+           r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
+           r.losses + (t.outcome = 'lost')::int as losses,
+           r.max_attempts, r.scheduled_for, r.ready_at, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
+           t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage,
+           -- Success and cancel race: what was done is done; anything else ends the way that was asked for.
+           case when r.state = 'stopping' and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
+      from told t
+      join runs r on r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
+                 and r.fence = t.fence
+     order by r.id
+       for update of r
+),
+again as (
+    update runs r
+       set state = 'staged', failures = h.failures, losses = h.losses, worker_id = null, claim_id = null,
+           ready_at = now() + h.delay * interval '1 second',
+           order_key = now() + h.delay * interval '1 second' - (r.priority - 500) * p.head_start
+      from held h, lanes l, pools p
+     where h.next = 'staged' and r.tenant_id = h.tenant_id and r.id = h.id and r.state in ('running', 'stopping')
+       and l.id = r.lane_id and p.name = l.pool
+    returning r.tenant_id, r.id, r.lane_id, r.ready_at, r.order_key
+),
+gone as (
+    delete from runs r
+     using held h
+     where h.next <> 'staged' and r.tenant_id = h.tenant_id and r.id = h.id
+),
+recorded as (
+    insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, fence, trigger,
+                         priority, failures, losses, max_attempts, scheduled_for, ready_at, started_at, finished_at,
+                         worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id)
+    select h.tenant_id, h.id, h.attempt, h.job_id, h.job_version, h.next <> 'staged', h.next, h.outcome, h.fence,
+           h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.scheduled_for, h.ready_at,
+           s.started_at,
+           case when h.outcome = 'lost' then now()
+                else least(now(), s.started_at + h.ran_ms * interval '1 millisecond') end,
+           h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args, h.tags, h.origin_run_id
+      from held h
+     cross join lateral (
+            select least(now(), greatest(h.claimed_at, h.claimed_at + h.held_ms * interval '1 millisecond'))
+                   as started_at) s
+),
+buried as (
+    insert into dead_letters (tenant_id, run_id, job_id, job_version, priority, error_class, error, args, tags)
+    select tenant_id, id, job_id, job_version, priority, error_class, error, args, tags
+      from held
+     where next = 'dead'
+),
+completed as (
+    update jobs j
+       set state = 'completed', ended_at = now(), updated_at = now()
+      from held h
+     where h.once and h.next <> 'staged'
+       and j.tenant_id = h.tenant_id and j.id = h.job_id and j.state in ('active', 'paused')
+)
+select h.id::text as id, h.fence, h.next, a.tenant_id, a.lane_id, a.ready_at, a.order_key
+  from held h
+  left join again a on a.tenant_id = h.tenant_id and a.id = h.id
+
+-- :name repeated
+-- Reports that were accepted before: the same attempt, fence and outcome stand in history already.
+select i.id::text as id, i.fence
+  from unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[], $5::text[]) as i(worker_id, id, attempt, fence, outcome)
+  -- A worker does not say whose run it is; asking each tenant's index is cheap enough for what is rare.
+ cross join tenants t
+  join history h on h.tenant_id = t.id and h.run_id = i.id and h.attempt = i.attempt
+ where h.fence = i.fence and h.worker_id = i.worker_id and h.outcome = i.outcome
+
+-- :name give_back
+-- running → ready, stopping → cancelled: handed back before it started. Costs neither a failure nor a loss.
+with told as (
+    select * from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
+),
+held as materialized (
+    select r.tenant_id, r.id, r.state
+      from told t
+      join runs r on r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
+                 and r.fence = t.fence
+     order by r.id
+       for update of r
+),
+back as (
+    update runs r
+       set state = 'ready', worker_id = null, claim_id = null
+      from held h
+     where h.state = 'running' and r.tenant_id = h.tenant_id and r.id = h.id and r.state = 'running'
+    returning r.tenant_id, r.id, r.fence, r.lane_id, r.ready_at, r.order_key
+),
+ended as (
+    delete from runs r
+     using held h
+     where h.state = 'stopping' and r.tenant_id = h.tenant_id and r.id = h.id
+    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
+),
+-- :include record_ended
+select id::text as id, fence, tenant_id, lane_id, ready_at, order_key, null::text as job_id from back
+union all
+select id::text, fence, tenant_id, lane_id, null, null, job_id::text from ended
+
+-- :name claims_after
+-- What a living worker was given after the last claim it knows of: its answer was lost.
+select r.id::text as id, r.fence
+  from runs r
+ where r.worker_id = $1 and r.state in ('running', 'stopping') and r.claim_id > $2
+
+-- :name held
+-- All that a worker holds by our book, for a heartbeat to be compared with.
+select r.id::text as id, r.fence, r.claim_id, r.state, coalesce(r.stop_reason, '') as stop_reason
+  from runs r
+ where r.worker_id = $1 and r.state in ('running', 'stopping')

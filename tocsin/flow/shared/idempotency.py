@@ -1,0 +1,58 @@
+"""`Idempotency-Key`: the second call with a key answers what the first did, and does nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tocsin.errors import Conflict, InvalidInput
+from tocsin.store.db import Connection, Sql, is_contention
+
+SQL = Sql(__file__)
+
+
+class Wish(NamedTuple):
+    """A caller's key and the digest of what it asked for."""
+
+    tenant_id: int
+    key: str
+    digest: bytes
+
+
+class Replay(Exception):
+    """The key is known: the first reply's status, ids and version. Raised out of the transaction, which undoes it."""
+
+    def __init__(self, status: int, ids: Sequence[str], version: int | None) -> None:
+        super().__init__("replayed")
+        self.status, self.ids, self.version = status, list(ids), version
+
+
+def digest(method: str, path: str, body: bytes) -> bytes:
+    """What makes two calls the same call."""
+    return hashlib.sha256(b"\n".join((method.encode(), path.encode(), body))).digest()
+
+
+async def remember(
+    connection: Connection, wish: Wish | None, status: int, ids: Sequence[str], version: int | None = None
+) -> None:
+    """Record the reply in the transaction of its effect; raises `Replay` if the key already has one."""
+    if wish is None:
+        return
+    try:
+        new = await connection.fetchval(SQL["remember"], *wish, status, list(ids), version)
+    except Exception as error:
+        if is_contention(error):
+            raise Conflict("a call with this Idempotency-Key is still under way", code="in_flight") from error
+        raise
+    if not new:
+        await recall(connection, wish)
+
+
+async def recall(connection: Connection, wish: Wish | None) -> None:
+    """Raise `Replay` if the key already has a reply, before its effect is checked against a changed world."""
+    row = wish and await connection.fetchrow(SQL["recall"], wish.tenant_id, wish.key)
+    if wish and row is not None:
+        if row["digest"] != wish.digest:
+            raise InvalidInput("this Idempotency-Key was used for another call", code="idempotency_mismatch")
+        raise Replay(row["status"], row["ids"], row["version"])

@@ -1,0 +1,62 @@
+"""Job documents by (job, version): immutable, so they are kept once read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import cached_property
+
+import msgspec
+
+from tocsin.model.job import JobSpec
+from tocsin.store.db import Database, Sql, columns
+from tocsin.wire import decode_job_spec, encode_msgpack
+
+SQL = Sql(__file__)
+SpecKey = tuple[int, str, int]  # tenant, job, version
+
+
+class StoredSpec:
+    """One version of a job, in the forms its users want, each made when first asked for."""
+
+    def __init__(self, name: str | None, text: str) -> None:
+        self.name = name
+        self.text = text
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        return decode_job_spec(self.text)
+
+    @cached_property
+    def json(self) -> msgspec.Raw:
+        return msgspec.Raw(self.text.encode())
+
+    @cached_property
+    def msgpack(self) -> msgspec.Raw:
+        return msgspec.Raw(encode_msgpack(msgspec.json.decode(self.text)))
+
+    @cached_property
+    def timeout_ms(self) -> int:
+        return max(1, round(self.spec.timeout.seconds * 1000))
+
+
+class SpecBook:
+    """A bounded memory of specs."""
+
+    def __init__(self, db: Database, most: int = 20_000) -> None:
+        self._db = db
+        self._most = most
+        self._known: OrderedDict[SpecKey, StoredSpec] = OrderedDict()
+
+    async def get(self, keys: Iterable[SpecKey]) -> dict[SpecKey, StoredSpec]:
+        """The specs of all keys whose job exists; what is not known yet costs one query."""
+        wanted = set(keys)
+        missing = [k for k in wanted if k not in self._known]
+        found = {k: self._known[k] for k in wanted if k in self._known}
+        if missing:
+            for row in await self._db.fetch("vital", SQL["fetch"], *columns(missing, 3)):
+                key = (row["tenant_id"], row["job_id"], row["version"])
+                found[key] = self._known[key] = StoredSpec(row["name"], row["spec"])
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return found

@@ -1,0 +1,99 @@
+"""The moves of a run that more than one step makes, each one guarded statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from tocsin.store.db import Connection, Row, Sql, columns
+
+SQL = Sql(__file__)
+
+
+class NewRun(NamedTuple):
+    """What a run is made from; the rest comes from its job."""
+
+    tenant_id: int
+    id: str
+    job_id: str
+    trigger: str
+    scheduled_for: datetime
+    priority: int | None = None
+    args: str | None = None
+    origin_run_id: str | None = None
+
+
+class Missed(NamedTuple):
+    """Occurrences of a job that get no run."""
+
+    tenant_id: int
+    id: str
+    job_id: str
+    reason: str
+    how_many: int
+    scheduled_for: datetime
+
+
+class Hint(NamedTuple):
+    """Where something became claimable (or will at `ready_at`): what a dispatcher wants to know."""
+
+    lane_id: int
+    tenant_id: int
+    ready_at: datetime
+    order_key: datetime
+
+
+class Key(NamedTuple):
+    """A tenant's row: (tenant, id)."""
+
+    tenant_id: int
+    id: str
+
+
+def hints(rows: Iterable[Row]) -> list[Hint]:
+    """The earliest place per (lane, tenant) among rows of runs that became staged or ready."""
+    best: dict[tuple[int, int], Hint] = {}
+    for row in rows:
+        hint = Hint(row["lane_id"], row["tenant_id"], row["ready_at"], row["order_key"])
+        known = best.get(hint[:2])
+        if known is not None:
+            hint = hint._replace(
+                ready_at=min(hint.ready_at, known.ready_at), order_key=min(hint.order_key, known.order_key)
+            )
+        best[hint[:2]] = hint
+    return list(best.values())
+
+
+async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
+    """→ staged | ready. Rows that are not answered had no job to belong to, or exist already."""
+    return await connection.fetch(SQL["stage"], *columns(runs, 8)) if runs else []
+
+
+async def note_missed(connection: Connection, missed: Sequence[Missed]) -> None:
+    """A counted history row for occurrences that get no run."""
+    if missed:
+        await connection.execute(SQL["note_missed"], *columns(missed, 6))
+
+
+async def lock_jobs(connection: Connection, keys: Iterable[Key]) -> None:
+    """Take job rows in order, before any run of theirs."""
+    if wanted := sorted(set(keys)):
+        await connection.fetch(SQL["lock_jobs"], *columns(wanted, 2))
+
+
+async def lock_limits(connection: Connection, keys: Iterable[Key]) -> None:
+    """Take limit rows in order; who counts or changes what runs under a limit holds its row."""
+    if wanted := sorted(set(keys)):
+        await connection.fetch(SQL["lock_limits"], *columns(wanted, 2))
+
+
+async def end_unheld(connection: Connection, runs: Sequence[Key], state: str, reason: str) -> list[Row]:
+    """staged | ready | waiting → `state`, recorded in history. Lock one-time jobs first."""
+    return await connection.fetch(SQL["end_unheld"], *columns(runs, 2), state, reason) if runs else []
+
+
+async def release(connection: Connection, jobs: Iterable[Key]) -> list[Row]:
+    """waiting → ready where a limit has room again or an earlier run is gone. Lock the limits first."""
+    wanted = sorted(set(jobs))
+    return await connection.fetch(SQL["release"], *columns(wanted, 2)) if wanted else []

@@ -1,0 +1,231 @@
+"""submit: store jobs and the runs asked for by hand, many calls in one commit, then acknowledge.
+
+A job that is due within the horizon gets its run at once; any other gets a cursor that the planner follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound
+from tocsin.flow.shared import audit
+from tocsin.flow.shared.idempotency import Replay, Wish
+from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
+from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
+from tocsin.model.access import Identity
+from tocsin.model.ids import new_id, new_ids
+from tocsin.model.job import JobSpec, RunRequest, check
+from tocsin.model.schedule import check_schedule, first_fire
+from tocsin.store.db import Connection, Database, Sql, columns
+from tocsin.telemetry import SUBMITTED
+from tocsin.wire import encode
+
+SQL = Sql(__file__)
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class JobRequest(NamedTuple):
+    """One job that somebody wants stored."""
+
+    who: Identity
+    spec: JobSpec
+    spec_json: str
+    wish: Wish | None
+
+
+class RunsRequest(NamedTuple):
+    """Runs of one job that somebody wants; one audit row and one idempotency record for all of them."""
+
+    who: Identity
+    job_id: str
+    runs: Sequence[RunRequest]
+    trigger: str
+    wish: Wish | None
+    status: int = 202
+
+
+class Stored(NamedTuple):
+    """The ids that were made."""
+
+    ids: list[str]
+
+
+Answer = Stored | Replay | ApiProblem
+
+
+def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) -> JobRequest:
+    """Check a spec against the present and freeze it; raises what is wrong with it."""
+    check(spec)
+    if spec.schedule is not None:
+        check_schedule(spec.schedule, now)
+    text = encode(spec)
+    if _NUL.search(text):
+        raise InvalidInput("the character U+0000 cannot be stored", code="nul_character")
+    return JobRequest(who, spec, text.decode(), wish)
+
+
+async def submit_jobs(
+    db: Database, lanes: LaneBook, requests: Sequence[JobRequest], horizon: timedelta
+) -> tuple[list[Answer], list[Hint]]:
+    """Store every job that can be stored, in one transaction; answers in the order of the requests."""
+    lane_of = await lanes.intern(lane_key(r.spec) for r in requests)
+    now = db.clock.now()
+    ids = new_ids(now, len(requests))
+    answers: dict[int, Answer] = {
+        i: InvalidInput.field("pool", "unknown_pool", f"there is no pool {r.spec.pool!r}")
+        for i, r in enumerate(requests)
+        if lane_key(r.spec) not in lane_of
+    }
+    async with db.transaction("submit") as connection:
+        open_ = [i for i in range(len(requests)) if i not in answers]
+        answers |= await _replays(connection, {i: (requests[i].wish, 201, [ids[i]]) for i in open_})
+        open_ = [i for i in open_ if i not in answers]
+        stored = await _store_jobs(connection, [(ids[i], requests[i]) for i in open_], lane_of, now)
+        refused = [i for i in open_ if ids[i] not in stored]
+        answers |= {i: _name_taken(requests[i].spec) for i in refused}
+        await _drop_keys(connection, [requests[i].wish for i in refused])
+        kept = [(ids[i], requests[i]) for i in open_ if ids[i] in stored]
+        staged = await _give_first_fires(connection, kept, now, horizon)
+        await audit.record_all(connection, [audit.entry(r.who, "job.create", f"job:{id_}") for id_, r in kept])
+    SUBMITTED.inc(len(kept))
+    answers |= {i: Stored([ids[i]]) for i in open_ if ids[i] in stored}
+    return [answers[i] for i in range(len(requests))], staged
+
+
+async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[list[Answer], list[Hint]]:
+    """Make runs of existing jobs, many calls in one transaction; answers in the order of the requests."""
+    now = db.clock.now()
+    ids = [new_ids(now, len(r.runs)) for r in requests]
+    answers: dict[int, Answer] = {}
+    async with db.transaction("submit") as connection:
+        answers |= await _replays(connection, {i: (r.wish, r.status, ids[i]) for i, r in enumerate(requests)})
+        open_ = [i for i in range(len(requests)) if i not in answers]
+        states = await _job_states(connection, [(requests[i].who.tenant_id, requests[i].job_id) for i in open_])
+        for i in open_:
+            state = states.get((requests[i].who.tenant_id, requests[i].job_id))
+            if problem := _no_more_runs(state):
+                answers[i] = problem
+                await _drop_keys(connection, [requests[i].wish])
+        open_ = [i for i in open_ if i not in answers]
+        rows = await stage(connection, [run for i in open_ for run in _new_runs(requests[i], ids[i], now)])
+        await audit.record_all(
+            connection,
+            [
+                audit.entry(r.who, "run.create", f"job:{r.job_id}", runs=len(r.runs))
+                for r in map(requests.__getitem__, open_)
+            ],
+        )
+    answers |= {i: Stored(ids[i]) for i in open_}
+    return [answers[i] for i in range(len(requests))], hints(rows)
+
+
+def _new_runs(request: RunsRequest, ids: list[str], now: datetime) -> list[NewRun]:
+    return [
+        NewRun(
+            request.who.tenant_id,
+            id_,
+            request.job_id,
+            request.trigger,
+            run.at.at if run.at is not None else now,
+            run.priority,
+            encode(run.args).decode() if isinstance(run.args, dict) else None,
+        )
+        for id_, run in zip(ids, request.runs, strict=True)
+    ]
+
+
+def _no_more_runs(state: str | None) -> ApiProblem | None:
+    if state is None:
+        return NotFound("there is no such job")
+    if state in ("cancelled", "completed"):
+        return Conflict(f"the job is {state} and takes no more runs", code=f"job_{state}")
+    return None
+
+
+async def _job_states(connection: Connection, keys: list[tuple[int, str]]) -> dict[tuple[int, str], str]:
+    rows = await connection.fetch(SQL["open_jobs"], *columns(sorted(set(keys)), 2))
+    return {(row["tenant_id"], row["id"]): row["state"] for row in rows}
+
+
+async def _replays(connection: Connection, wishes: dict[int, tuple[Wish | None, int, list[str]]]) -> dict[int, Answer]:
+    """Claim each idempotency key for its call; those taken already answer what the first call did."""
+    wanted = [(i, wish, status, ids) for i, (wish, status, ids) in wishes.items() if wish is not None]
+    if not wanted:
+        return {}
+    batch = [(*wish, status, f"{{{','.join(ids)}}}") for _, wish, status, ids in wanted]
+    new = {row["first_id"] for row in await connection.fetch(SQL["new_keys"], *columns(batch, 5))}
+    taken = [(i, wish) for i, wish, _, ids in wanted if ids[0] not in new]
+    if not taken:
+        return {}
+    rows = await connection.fetch(SQL["known_keys"], *columns([(w.tenant_id, w.key) for _, w in taken], 2))
+    known = {(row["tenant_id"], row["key"]): row for row in rows}
+    out: dict[int, Answer] = {}
+    for i, wish in taken:
+        row = known[wish.tenant_id, wish.key]
+        out[i] = (
+            Replay(row["status"], row["ids"], row["version"])
+            if row["digest"] == wish.digest
+            else InvalidInput("this Idempotency-Key was used for another call", code="idempotency_mismatch")
+        )
+    return out
+
+
+async def _drop_keys(connection: Connection, wishes: list[Wish | None]) -> None:
+    """A refused call is not remembered."""
+    given = [(w.tenant_id, w.key) for w in wishes if w is not None]
+    if given:
+        await connection.execute(SQL["drop_keys"], *columns(given, 2))
+
+
+async def _store_jobs(
+    connection: Connection, jobs: list[tuple[str, JobRequest]], lane_of: dict[LaneKey, int], now: datetime
+) -> set[str]:
+    rows = [
+        (
+            r.who.tenant_id,
+            id_,
+            r.spec.name,
+            r.spec_json,
+            lane_of[lane_key(r.spec)],
+            r.spec.once,
+            None if r.spec.once or r.spec.overlap == "allow" else r.spec.overlap,
+            r.spec.max_concurrency,
+            r.spec.retry.max_attempts,
+            r.spec.priority,
+            r.spec.start_deadline.delta if r.spec.start_deadline else None,
+            encode(r.spec.tags).decode() if r.spec.tags else None,
+            now,  # the very instant the first fire is counted from: `every` is anchored at it
+        )
+        for id_, r in jobs
+    ]
+    if not rows:
+        return set()
+    stored = {row["id"] for row in await connection.fetch(SQL["jobs"], *columns(rows, 13))}
+    limits = [(row[0], row[1], row[7]) for row in rows if row[7] is not None and row[1] in stored]
+    if limits:
+        await connection.execute(SQL["limits"], *columns(limits, 3))
+    return stored
+
+
+async def _give_first_fires(
+    connection: Connection, jobs: list[tuple[str, JobRequest]], now: datetime, horizon: timedelta
+) -> list[Hint]:
+    runs, cursors = [], []
+    for id_, request in jobs:
+        first = first_fire(request.spec.schedule, now)
+        if request.spec.once and first is not None and first <= now + horizon:
+            at = request.spec.schedule and request.spec.schedule.at
+            nominal = at.at if at is not None else first
+            runs.append(NewRun(request.who.tenant_id, new_id(max(first, now)), id_, "schedule", nominal))
+        elif first is not None:
+            cursors.append((request.who.tenant_id, id_, first))
+    if cursors:
+        await connection.execute(SQL["triggers"], *columns(cursors, 3))
+    return hints(await stage(connection, runs))
+
+
+def _name_taken(spec: JobSpec) -> Conflict:
+    return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")

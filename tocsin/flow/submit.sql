@@ -1,0 +1,38 @@
+-- :name known_keys
+select tenant_id, key, digest, status, ids::text[] as ids, version
+  from idempotency
+ where (tenant_id, key) in (select * from unnest($1::int[], $2::text[]))
+
+-- :name new_keys
+insert into idempotency (tenant_id, key, digest, status, ids, version)
+select tenant_id, key, digest, status, ids::uuid[], 1
+  from unnest($1::int[], $2::text[], $3::bytea[], $4::int[], $5::text[]) as n(tenant_id, key, digest, status, ids)
+    on conflict do nothing
+returning ids[1]::text as first_id
+
+-- :name drop_keys
+delete from idempotency where (tenant_id, key) in (select * from unnest($1::int[], $2::text[]))
+
+-- :name jobs
+-- A name that an open job has already leaves the new one out; the caller is told.
+insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
+                  start_deadline, tags, created_at, updated_at)
+select * from unnest($1::int[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::bool[], $7::text[], $8::int[],
+                     $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::timestamptz[],
+                     $13::timestamptz[])
+    on conflict do nothing
+returning id::text as id
+
+-- :name limits
+insert into limits (tenant_id, key, max) select * from unnest($1::int[], $2::uuid[], $3::int[])
+
+-- :name triggers
+insert into triggers (tenant_id, job_id, next_fire_at) select * from unnest($1::int[], $2::uuid[], $3::timestamptz[])
+
+-- :name open_jobs
+-- Whoever submits a run holds its job, so that a cancel sees either the run or no run.
+select tenant_id, id::text as id, state
+  from jobs
+ where (tenant_id, id) in (select * from unnest($1::int[], $2::uuid[]))
+ order by id
+   for share

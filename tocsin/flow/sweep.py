@@ -1,0 +1,75 @@
+"""sweep: the safety nets that run once a second. Deadlines, late occurrences, and whatever waits for nothing any more.
+
+Nothing here is on the path of a healthy run; it ends what can no longer start and wakes what a race left asleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
+from tocsin.flow.shared.transitions import Hint, Key, end_unheld, hints, lock_jobs, lock_limits, release
+from tocsin.store.db import Connection, Database, Row, Sql, columns
+from tocsin.telemetry import DEPTH, MISSED, OVERDUE
+
+SQL = Sql(__file__)
+
+
+async def expire(db: Database) -> list[Hint]:
+    """staged | ready | waiting → expired: what did not start before its deadline."""
+    rows = await db.fetch("engine", SQL["overdue"])
+    if not rows:
+        return []
+    async with db.transaction("sweep") as connection:
+        return await _end(connection, rows, "expired", "expired")
+
+
+async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
+    """Occurrences found more than a minute late: run, coalesce or expire them as their jobs say."""
+    rows = await db.fetch("engine", SQL["misfired"], list(lanes))
+    if not rows:
+        return []
+    expired = [r for r in rows if not r["once"] and (r["too_old"] or r["policy"] == "skip")]
+    left = [r for r in rows if r not in expired]
+    coalesced = [r for r in left if not r["once"] and r["policy"] == "latest" and r["superseded"]]
+    kept = [r for r in left if r not in coalesced]
+    async with db.transaction("sweep") as connection:
+        woken = await _end(connection, expired, "skipped", "misfire_expired")
+        woken += await _end(connection, coalesced, "skipped", "coalesced")
+        if kept:
+            woken += hints(await connection.fetch(SQL["keep"], *columns([(r["tenant_id"], r["id"]) for r in kept], 2)))
+    MISSED.labels("misfire_expired").inc(len(expired))
+    MISSED.labels("coalesced").inc(len(coalesced))
+    return woken
+
+
+async def release_waiting(db: Database) -> list[Hint]:
+    """waiting → ready where the block is over and the release was missed."""
+    woken = hints(await db.fetch("engine", SQL["unpause"]))
+    jobs = [Key(row["tenant_id"], row["job_id"]) for row in await db.fetch("engine", SQL["waiting"])]
+    if jobs:
+        async with db.transaction("sweep") as connection:
+            await lock_limits(connection, jobs)
+            woken += hints(await release(connection, jobs))
+    return woken
+
+
+async def _end(connection: Connection, rows: list[Row], state: str, reason: str) -> list[Hint]:
+    await lock_jobs(connection, [Key(r["tenant_id"], r["job_id"]) for r in rows if r["once"]])
+    ended = await end_unheld(connection, [Key(r["tenant_id"], r["id"]) for r in rows], state, reason)
+    freed = [Key(r["tenant_id"], r["job_id"]) for r in ended if r["limited"] or r["overlap"]]
+    await lock_limits(connection, freed)
+    return hints(await release(connection, freed))
+
+
+async def forget_keys(db: Database) -> None:
+    """Drop idempotency records older than a day."""
+    await db.fetch("engine", IDEMPOTENCY["forget"])
+
+
+async def measure(db: Database) -> None:
+    """Set the gauges of queue depth and age."""
+    rows = {row["state"]: row for row in await db.fetch("engine", SQL["depth"])}
+    for state in ("staged", "ready", "waiting", "running", "stopping"):
+        DEPTH.labels(state).set(rows[state]["runs"] if state in rows else 0)
+    OVERDUE.set(max((row["overdue"] or 0.0 for row in rows.values()), default=0.0))

@@ -1,0 +1,230 @@
+"""Puts a server node together: database, loops, gateway, HTTP. Every node is the same; none owns anything."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+
+import uvicorn
+
+from tocsin.errors import ApiProblem, SetupError
+from tocsin.failpoints import Failpoints
+from tocsin.flow import keys, partitions
+from tocsin.flow.control import Stop
+from tocsin.flow.shared.idempotency import Replay
+from tocsin.flow.shared.lanes import LaneBook
+from tocsin.flow.shared.specs import SpecBook
+from tocsin.flow.shared.transitions import Hint
+from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_jobs, submit_runs
+from tocsin.node.dispatcher import Dispatcher
+from tocsin.node.gateway import Gateway
+from tocsin.node.group import GroupCommit
+from tocsin.node.loop import Loop
+from tocsin.node.planner import Planner
+from tocsin.node.reaper import Caretaker, Reaper, Sweeper
+from tocsin.node.server.app import build
+from tocsin.node.server.http import Authenticator
+from tocsin.node.whisper import Whisper
+from tocsin.settings import Settings
+from tocsin.store import migrate as migrations
+from tocsin.store.db import Database
+from tocsin.store.objects import ObjectStore
+from tocsin.telemetry import get_logger, setup_logging
+
+log = get_logger("node")
+
+
+class Node:
+    """One server node."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.horizon = timedelta(seconds=settings.horizon_seconds)
+        self.db = Database(
+            settings.database_url, size=settings.database_connections, failpoints=Failpoints(settings.failpoints)
+        )
+        self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
+        self.authenticator = Authenticator(self)
+        self.lanes = LaneBook(self.db)
+        self.specs = SpecBook(self.db)
+        self.dispatcher = Dispatcher(self.db, self.lanes)
+        self.whisper = Whisper(self.db, self._heard, self._stop)
+        self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
+        self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)
+        self._loops: list[Loop] = []
+        self.gateway: Gateway
+
+    async def start(self) -> None:
+        """Open the database and set every loop going."""
+        await self.db.open()
+        await partitions.make_ahead(self.db)
+        await self.lanes.refresh()
+        tokens = await keys.RunTokens.load(self.db)
+        self.gateway = Gateway(self.db, self.settings, self.dispatcher, self.specs, tokens, self.objects, self.tell)
+        self._loops = [
+            self.dispatcher,
+            self.whisper,
+            Planner(self.db, self.horizon, self.tell),
+            Reaper(self.db, self.specs, self.tell),
+            Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
+            Caretaker(self.db),
+        ]
+        for loop in self._loops:
+            loop.start()
+
+    async def stop(self) -> None:
+        """Let every turn under way finish, then close."""
+        await asyncio.gather(*(loop.stop() for loop in self._loops), return_exceptions=True)
+        await self.db.close()
+
+    # ── what became claimable, and who must stop ─────────────────────────────────────────────────────────────────
+
+    def tell(self, hints: Iterable[Hint], stops: Sequence[Stop] = ()) -> None:
+        """Tell the dispatchers, here and on the other nodes."""
+        hints = list(hints)
+        if hints:
+            self.dispatcher.hint(hints)
+        if stops:
+            self.gateway.stop(stops)
+        if hints or stops:
+            self.whisper.say(hints, stops)
+
+    def _heard(self, hints: Sequence[Hint], everywhere: bool) -> None:
+        self.dispatcher.hint(hints)
+        if everywhere:
+            self.dispatcher.rescan()
+
+    def _stop(self, stops: Sequence[Stop]) -> None:
+        self.gateway.stop(stops)
+
+    # ── submissions, many calls in one commit ────────────────────────────────────────────────────────────────────
+
+    async def submit_job(self, request: JobRequest) -> Stored | Replay:
+        """Store a job; raises why not."""
+        return _or_raise(await self._jobs.add(request))
+
+    async def submit_runs(self, request: RunsRequest) -> Stored | Replay:
+        """Make runs; raises why not."""
+        return _or_raise(await self._runs.add(request))
+
+    async def _commit_jobs(self, requests: Sequence[JobRequest]) -> list[Answer]:
+        answers, hints = await submit_jobs(self.db, self.lanes, requests, self.horizon)
+        self.tell(hints)
+        return answers
+
+    async def _commit_runs(self, requests: Sequence[RunsRequest]) -> list[Answer]:
+        answers, hints = await submit_runs(self.db, requests)
+        self.tell(hints)
+        return answers
+
+
+def _or_raise(answer: Answer) -> Stored | Replay:
+    if isinstance(answer, ApiProblem):
+        raise answer
+    return answer
+
+
+# ── entry points of the command line ─────────────────────────────────────────────────────────────────────────────
+
+
+def serve(settings: Settings) -> int:
+    """Run a server node until SIGTERM or SIGINT."""
+    _check(settings)
+    setup_logging(settings.log_level, settings.log_json)
+    import uvloop
+
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    node = Node(settings)
+    await node.start()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build(node),
+            host=settings.host,
+            port=settings.port,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=10,
+            h11_max_incomplete_event_size=16_384,
+            server_header=False,
+        )
+    )
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        server.should_exit = True
+        node.gateway.end_polls()
+
+    try:
+        with _signals(loop, leave):
+            await server.serve()
+    finally:
+        await node.stop()
+    return 0 if server.started else 1
+
+
+class _signals:
+    """SIGTERM and SIGINT call `leave` instead of what uvicorn would do."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
+        self._loop, self._leave = loop, leave
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._leave)
+
+    def __exit__(self, *_exc: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+
+def migrate(settings: Settings) -> list[str]:
+    """Bring the database's schema up to date."""
+    return asyncio.run(migrations.migrate(_url(settings)))
+
+
+def bootstrap(settings: Settings, known: dict[str, str]) -> dict[str, str]:
+    """Migrate, and make sure there are a tenant `default`, a platform key and a worker key; answers both keys."""
+
+    async def prepare() -> dict[str, str]:
+        await migrations.migrate(_url(settings))
+        db = Database(settings.database_url, size=2)
+        await db.open()
+        try:
+            return await keys.found_cluster(db, known)
+        finally:
+            await db.close()
+
+    return asyncio.run(prepare())
+
+
+def _url(settings: Settings) -> str:
+    if not settings.database_url:
+        raise SetupError("no database: set DATABASE_URL (or --database), or use `tocsin up`, which brings its own")
+    return settings.database_url
+
+
+def _check(settings: Settings) -> None:
+    _url(settings)
+    if not settings.insecure and not _is_loopback(settings.host):
+        raise SetupError(
+            f"refusing to listen on {settings.host} without TLS: anybody on the network could read the keys; "
+            "listen on 127.0.0.1 behind a proxy that ends TLS, or say --insecure"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,270 @@
+"""The worker gateway: register, claim, report, logs. It never decides; it gathers, calls the steps, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tocsin.clock import iso
+from tocsin.errors import NotFound
+from tocsin.flow import fleet, logs
+from tocsin.flow.control import Stop
+from tocsin.flow.keys import RunTokens
+from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, held, report
+from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
+from tocsin.flow.shared.transitions import Hint
+from tocsin.model.access import Identity
+from tocsin.node.dispatcher import Dispatcher, Poll
+from tocsin.node.group import GroupCommit
+from tocsin.settings import Settings
+from tocsin.store.db import Database, Row
+from tocsin.store.objects import ObjectStore
+from tocsin.wire import (
+    Claim,
+    ClaimAnswer,
+    ClaimedRun,
+    LogShipment,
+    Register,
+    Registered,
+    Report,
+    ReportAnswer,
+    RunKey,
+    StopOrder,
+)
+
+_LONGEST_WAIT = 60.0
+_MOST_ENDINGS = 20
+
+
+@dataclass
+class Session:
+    """A worker, as this node knows it."""
+
+    worker: fleet.Worker
+    key_id: str
+    renewed_at: float = float("-inf")
+    last_claim: int = -1
+    state: str = "live"
+    orders: list[StopOrder] = field(default_factory=list)
+    poll: Poll | None = None
+
+
+class Gateway:
+    """What workers speak to."""
+
+    def __init__(
+        self,
+        db: Database,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        specs: SpecBook,
+        tokens: RunTokens,
+        objects: ObjectStore,
+        hint: Callable[[Sequence[Hint]], None],
+    ) -> None:
+        self._db = db
+        self._settings = settings
+        self._dispatcher = dispatcher
+        self._specs = specs
+        self._tokens = tokens
+        self._objects = objects
+        self._hint = hint
+        self._rng = random.Random()
+        self._sessions: dict[str, Session] = {}
+        self._reports: GroupCommit[list[Ending], set[RunKey]] = GroupCommit(self._commit_reports, _MOST_ENDINGS)
+        self._renewals: GroupCommit[str, str | None] = GroupCommit(self._commit_renewals, 1000)
+
+    # ── the four calls ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def register(self, who: Identity, body: Register) -> Registered:
+        """A new worker id and the terms of its lease."""
+        worker = await fleet.register(self._db, who, body, self._settings.lease_seconds)
+        self._sessions[worker.id] = Session(worker, who.key_id, time.monotonic(), 0)
+        return Registered(
+            worker_id=worker.id,
+            lease_seconds=self._settings.lease_seconds,
+            heartbeat_seconds=self._settings.heartbeat_seconds,
+        )
+
+    async def claim(
+        self, who: Identity, worker_id: str, body: Claim, gone: asyncio.Future[None], packed: bool
+    ) -> ClaimAnswer | None:
+        """Long-poll for runs; None if the worker hung up meanwhile (what was claimed for it is handed back)."""
+        session = await self._session(who, worker_id)
+        await self._take_back_lost(session, body.last_claim)
+        if session.orders or session.state != "live" or body.slots <= 0:
+            return self._answer_orders(session)
+        poll = session.poll = self._dispatcher.open_poll(session.worker, min(body.slots, session.worker.slots, 10_000))
+        either: set[asyncio.Future[Any]] = {poll.answer, gone}
+        await asyncio.wait(either, timeout=min(max(body.wait, 0.0), _LONGEST_WAIT), return_when=asyncio.FIRST_COMPLETED)
+        self._dispatcher.close_poll(poll)
+        rows = await poll.answer
+        session.poll = None
+        if gone.done():
+            await self._hand_back(worker_id, rows)
+            return None
+        if not rows:
+            return self._answer_orders(session)
+        session.last_claim = max(row["claim_id"] for row in rows)
+        return await self._claim_answer(session, rows, body.shared_specs, packed)
+
+    async def report(self, who: Identity, worker_id: str, body: Report) -> ReportAnswer:
+        """Heartbeat, results, hand-backs and orders in one."""
+        session = await self._session(who, worker_id)
+        await self._renew(session)
+        told = [(f.run_id, f.fence) for f in body.finished] + [(r, f) for r, f in body.returned]
+        accepted: set[RunKey] = set()
+        if body.finished:
+            accepted |= await self._reports.add([Ending(worker_id, f) for f in body.finished])
+        if body.returned:
+            accepted |= await self._give_back([Returned(worker_id, r, f) for r, f in body.returned])
+        if body.running is not None:
+            await self._compare(session, body)
+        orders, session.orders = session.orders, []
+        return ReportAnswer(
+            accepted=[key for key in told if key in accepted],
+            superseded=[key for key in told if key not in accepted],
+            stop=orders,
+            drain=session.state == "draining",
+            now=iso(self._db.clock.now()),
+        )
+
+    async def ship_logs(self, who: Identity, worker_id: str, body: LogShipment) -> None:
+        """Store log lines."""
+        await self._session(who, worker_id)
+        await logs.ship(self._db, self._objects, worker_id, body.chunks)
+
+    def stop(self, stops: Sequence[Stop]) -> None:
+        """Pass stop orders on to workers of this node; a pending long poll ends so that they arrive at once."""
+        for stop in stops:
+            session = self._sessions.get(stop.worker_id)
+            if session is not None:
+                session.orders.append(StopOrder(run_id=stop.run_id, fence=stop.fence, reason="cancelled"))
+                if session.poll is not None:
+                    self._dispatcher.close_poll(session.poll)
+
+    def end_polls(self) -> None:
+        """Answer every open long poll: the node is going."""
+        for poll in list(self._dispatcher.polls):
+            self._dispatcher.close_poll(poll)
+
+    # ── sessions and leases ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _session(self, who: Identity, worker_id: str) -> Session:
+        session = self._sessions.get(worker_id)
+        if session is None:
+            worker = await fleet.find(self._db, who, worker_id)
+            if worker is None or worker.state == "gone":
+                raise _unknown_worker()
+            session = self._sessions[worker_id] = Session(worker, who.key_id, state=worker.state)
+        if session.key_id != who.key_id:
+            raise _unknown_worker()
+        return session
+
+    async def _renew(self, session: Session) -> None:
+        # A worker counts its lease from when it sent the report, with a margin of a fifth; within a tenth of the lease
+        # the last renewal still covers that.
+        if time.monotonic() - session.renewed_at < self._settings.lease_seconds / 10:
+            return
+        started = time.monotonic()
+        state = await self._renewals.add(session.worker.id)
+        if state is None:
+            del self._sessions[session.worker.id]
+            raise _unknown_worker()
+        session.renewed_at, session.state = started, state
+
+    async def _commit_renewals(self, worker_ids: Sequence[str]) -> list[str | None]:
+        states = await fleet.renew(self._db, worker_ids, self._settings.lease_seconds)
+        return [states.get(worker_id) for worker_id in worker_ids]
+
+    # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _take_back_lost(self, session: Session, last_claim: int) -> None:
+        """Asking again without knowing the last answer proves that the answer was lost."""
+        if session.last_claim in (0, last_claim):
+            return
+        lost = await claims_after(self._db, session.worker.id, last_claim)
+        if lost:
+            await self._give_back(lost)
+        session.last_claim = last_claim
+
+    async def _hand_back(self, worker_id: str, rows: Sequence[Row]) -> None:
+        if rows:
+            await self._give_back([Returned(worker_id, row["id"], row["fence"]) for row in rows])
+
+    async def _give_back(self, returned: list[Returned]) -> set[RunKey]:
+        done = await give_back(self._db, returned)
+        self._hint(done.hints)
+        return done.accepted
+
+    def _answer_orders(self, session: Session) -> ClaimAnswer:
+        orders, session.orders = session.orders, []
+        return ClaimAnswer(claim_id=max(session.last_claim, 0), runs=[], stop=orders, drain=session.state == "draining")
+
+    async def _claim_answer(self, session: Session, rows: list[Row], shared: bool, packed: bool) -> ClaimAnswer:
+        known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
+        orders, session.orders = session.orders, []
+        return ClaimAnswer(
+            claim_id=session.last_claim,
+            runs=[
+                self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
+                for row in rows
+            ],
+            specs=_shared_specs(known, packed) if shared else {},
+            stop=orders,
+            drain=session.state == "draining",
+        )
+
+    def _claimed_run(self, row: Row, stored: StoredSpec, shared: bool, packed: bool) -> ClaimedRun:
+        run_id, fence = row["id"], row["fence"]
+        return ClaimedRun(
+            run_id=run_id,
+            attempt=row["attempt"],
+            fence=fence,
+            start_at=iso(row["ready_at"]),
+            timeout_ms=stored.timeout_ms,
+            job_id=row["job_id"],
+            job_name=stored.name,
+            scheduled_for=iso(row["scheduled_for"]),
+            spec=None if shared else stored.msgpack if packed else stored.json,
+            spec_ref=f"{row['job_id']}:{row['job_version']}" if shared else None,
+            args=None if row["args"] is None else msgspec.json.decode(row["args"]),
+            token=self._tokens.make(run_id, fence),
+        )
+
+    # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _commit_reports(self, batches: Sequence[list[Ending]]) -> list[set[RunKey]]:
+        done: Reported = await report(self._db, self._specs, [e for batch in batches for e in batch], self._rng)
+        if done.hints:
+            self._hint(done.hints)
+        return [done.accepted] * len(batches)
+
+    async def _compare(self, session: Session, body: Report) -> None:
+        """A heartbeat lists what the worker has: find stop orders it missed, and runs it never got or has dropped."""
+        has = {run_id for run_id, _ in body.running or []}
+        told = {f.run_id for f in body.finished} | {run_id for run_id, _ in body.returned}
+        known = {order.run_id for order in session.orders}
+        dropped = []
+        for run in await held(self._db, session.worker.id):
+            if run.id in has:
+                if run.state == "stopping" and run.id not in known:
+                    session.orders.append(StopOrder(run_id=run.id, fence=run.fence, reason=run.stop_reason))
+            elif run.id not in told and run.claim_id <= body.last_claim:
+                dropped.append(Returned(session.worker.id, run.id, run.fence))
+        if dropped:
+            await self._give_back(dropped)
+
+
+def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:
+    return {f"{job}:{version}": s.msgpack if packed else s.json for (_, job, version), s in known.items()}
+
+
+def _unknown_worker() -> NotFound:
+    return NotFound("this worker is not known, or its lease is over: register anew", code="unknown_worker")

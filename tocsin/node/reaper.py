@@ -1,0 +1,83 @@
+"""The loops that keep house: the reaper takes back what lost workers held, the sweeper is the safety net under
+everything that waits, the caretaker makes partitions and measures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from tocsin.flow import fleet, partitions, reap, sweep
+from tocsin.flow.report import Ending, report
+from tocsin.flow.shared.specs import SpecBook
+from tocsin.flow.shared.transitions import Hint
+from tocsin.node.loop import Loop
+from tocsin.store.db import Database
+from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
+
+log = get_logger("reaper")
+Hear = Callable[[Sequence[Hint]], None]
+
+
+class Reaper(Loop):
+    """Every half second: whose lease is over, and what did they hold?"""
+
+    name = "reaper"
+
+    def __init__(self, db: Database, specs: SpecBook, hint: Hear) -> None:
+        super().__init__()
+        self._db = db
+        self._specs = specs
+        self._hint = hint
+        self._rng = random.Random()
+
+    async def run_once(self) -> float:
+        for worker_id, name in await reap.lapse(self._db):
+            log.warning("worker lost", worker=worker_id, name=name)
+        lost = [Ending(o.worker_id, o.finished) for o in await reap.orphans(self._db)]
+        if lost:
+            taken_back = await report(self._db, self._specs, lost, self._rng)
+            LOST.inc(len(taken_back.accepted))
+            self._hint(taken_back.hints)
+        return 0 if len(lost) >= 1000 else 0.5
+
+
+class Sweeper(Loop):
+    """Every second: deadlines, late occurrences, and what waits for nothing any more."""
+
+    name = "sweeper"
+
+    def __init__(self, db: Database, hint: Hear, served_lanes: Callable[[], set[int]]) -> None:
+        super().__init__()
+        self._db = db
+        self._hint = hint
+        self._served_lanes = served_lanes
+
+    async def run_once(self) -> float:
+        woken = await sweep.expire(self._db)
+        woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
+        woken += await sweep.release_waiting(self._db)
+        if woken:
+            self._hint(woken)
+        return 1.0
+
+
+class Caretaker(Loop):
+    """Every few seconds: the clock, the gauges, the partitions ahead."""
+
+    name = "caretaker"
+
+    def __init__(self, db: Database) -> None:
+        super().__init__()
+        self._db = db
+        self._turn = 0
+
+    async def run_once(self) -> float:
+        await self._db.read_clock()
+        CLOCK_SKEW.set(self._db.clock.skew())
+        await sweep.measure(self._db)
+        await fleet.measure(self._db)
+        if self._turn % 60 == 0:
+            await partitions.make_ahead(self._db)
+            await sweep.forget_keys(self._db)
+        self._turn += 1
+        return 5.0

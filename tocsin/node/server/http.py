@@ -1,0 +1,255 @@
+"""HTTP plumbing: one call's parts (who, body, wish), answers, and errors as problem documents."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tocsin.errors import (
+    ApiProblem,
+    BadRequest,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    NotSupported,
+    ServerFault,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMedia,
+)
+from tocsin.flow import keys
+from tocsin.flow.shared.idempotency import Wish, digest
+from tocsin.model.access import Identity, allowed
+from tocsin.model.ids import parse_id
+from tocsin.model.job import PLANNED_TARGETS
+from tocsin.model.scalars import Instant
+from tocsin.telemetry import get_logger
+from tocsin.wire import encode
+
+if TYPE_CHECKING:
+    from tocsin.node.assemble import Node
+
+log = get_logger("server")
+T = TypeVar("T")
+Handler = Callable[["Call"], Awaitable[Response]]
+
+CLIENT_BODY_LIMIT = 8 * 1024 * 1024
+WORKER_BODY_LIMIT = 64 * 1024 * 1024
+_KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
+_PATH = re.compile(r" - at `\$?(?P<path>[^`]*)`$")
+
+
+class Authenticator:
+    """Keys to identities, remembered for a second."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._known: dict[bytes, tuple[float, Identity]] = {}
+
+    async def identify(self, request: Request) -> Identity:
+        """Who calls; raises if nobody we know."""
+        given = request.headers.getlist("authorization")
+        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        if scheme.lower() != "bearer" or not key:
+            raise Unauthorized("give one header `Authorization: Bearer <key>`", headers={"www-authenticate": "Bearer"})
+        who = await self._known_or_found(key)
+        if slug := request.headers.get("tocsin-tenant"):
+            who = await keys.act_for(self._node.db, who, slug)
+        return who
+
+    async def _known_or_found(self, key: str) -> Identity:
+        fingerprint = hashlib.sha256(key.encode()).digest()
+        now = time.monotonic()
+        found = self._known.get(fingerprint)
+        if found is not None and now - found[0] < _KEY_TTL:
+            return found[1]
+        who = await keys.identify(self._node.db, key)
+        if who is None:
+            self._known.pop(fingerprint, None)
+            raise Unauthorized("this key is not known, or it was revoked", headers={"www-authenticate": "Bearer"})
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known[fingerprint] = (now, who)
+        return who
+
+
+@dataclass
+class Call:
+    """One request, with what every handler needs of it."""
+
+    node: Node
+    request: Request
+    who: Identity
+    body: bytes
+
+    @property
+    def wish(self) -> Wish | None:
+        """The caller's `Idempotency-Key`, if it gave one."""
+        key = self.request.headers.get("idempotency-key")
+        if key is None:
+            return None
+        if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
+            raise InvalidInput("an Idempotency-Key has 1 to 255 visible ASCII characters", code="idempotency_key")
+        return Wish(self.who.tenant_id, key, digest(self.request.method, self.request.url.path, self.body))
+
+    def id(self, name: str = "id") -> str:
+        """An id from the path; what is not one does not exist."""
+        found = parse_id(self.request.path_params[name])
+        if found is None:
+            raise NotFound("there is nothing with this id")
+        return found
+
+    def decode(self, decoder: Callable[[bytes], T], empty: bytes | None = None) -> T:
+        """The JSON body as a type. `empty`: what an absent body means."""
+        if not self.body and empty is not None:
+            return decode_json(decoder, empty)
+        kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind not in ("application/json", "application/merge-patch+json"):
+            raise UnsupportedMedia("send application/json")
+        return decode_json(decoder, self.body)
+
+    def query(self, *names: str) -> dict[str, str]:
+        """Query parameters; one that the route does not know is refused, never ignored."""
+        given = dict(self.request.query_params)
+        for name in given.keys() - set(names):
+            raise BadRequest(f"unknown query parameter {name!r}", code="unknown_parameter")
+        return {k: v for k, v in given.items() if v != ""}
+
+
+def decode_json(decoder: Callable[[bytes], T], body: bytes) -> T:
+    """Decode strictly, and say what is wrong where."""
+    try:
+        return decoder(body)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), body) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="malformed_json") from None
+
+
+def _invalid(message: str, body: bytes) -> ApiProblem:
+    found = _PATH.search(message)
+    path = found.group("path").lstrip(".") if found else ""
+    text = _PATH.sub("", message)
+    if path == "target.kind" and any(b'"%s"' % kind.encode() in body for kind in PLANNED_TARGETS):
+        return NotSupported(
+            "this kind of target is not supported yet",
+            errors=[{"path": path, "code": "not_supported", "message": "not supported yet"}],
+        )
+    return InvalidInput(f"{path or 'body'}: {text}", errors=[{"path": path, "code": "invalid", "message": text}])
+
+
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(encode(value), status, headers, "application/json")
+
+
+def problem(error: ApiProblem) -> Response:
+    """An error as its document."""
+    return Response(encode(error.body()), error.status, error.headers, "application/problem+json")
+
+
+def page(items: list[dict[str, Any]], limit: int, key: str = "id") -> dict[str, Any]:
+    """A list's answer; one row more than `limit` was asked for, and tells whether there is a next page."""
+    more = len(items) > limit
+    return {"items": items[:limit], "next_cursor": str(items[limit - 1][key]) if more else None}
+
+
+def limit_of(query: dict[str, str]) -> int:
+    """1 to 500, 50 unless given."""
+    text = query.get("limit", "50")
+    if not text.isascii() or not text.isdigit() or len(text) > 3 or not 1 <= int(text) <= 500:
+        raise BadRequest("limit is a number from 1 to 500", code="invalid_limit")
+    return int(text)
+
+
+def cursor_of(query: dict[str, str]) -> str | None:
+    """Where the last page ended."""
+    if "cursor" not in query:
+        return None
+    found = parse_id(query["cursor"])
+    if found is None:
+        raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
+    return found
+
+
+def instant_of(query: dict[str, str], name: str) -> datetime | None:
+    """A time from the query."""
+    if name not in query:
+        return None
+    try:
+        return Instant.parse(query[name].replace(" ", "+")).at
+    except ValueError as error:
+        raise BadRequest(f"{name}: {error}", code="invalid_time") from None
+
+
+def id_of(query: dict[str, str], name: str) -> str | None:
+    """An id from the query."""
+    if name not in query:
+        return None
+    found = parse_id(query[name])
+    if found is None:
+        raise BadRequest(f"{name} is not an id", code="invalid_id")
+    return found
+
+
+def tag_of(query: dict[str, str]) -> dict[str, str] | None:
+    """`tag=key:value`."""
+    if "tag" not in query:
+        return None
+    key, colon, value = query["tag"].partition(":")
+    if not colon:
+        raise BadRequest("tag is written key:value", code="invalid_tag")
+    return {key: value}
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The whole body, refused as soon as it is known to be too large."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > most:
+        raise TooLarge(f"a body has at most {most} bytes here")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnsupportedMedia("send the body without content-encoding")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise TooLarge(f"a body has at most {most} bytes here")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def endpoint(
+    node: Node, permission: str, handler: Handler, body_limit: int
+) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap a handler: authenticate, authorise, read the body, answer errors as problems."""
+
+    async def serve(request: Request) -> Response:
+        try:
+            if "key" in request.query_params or "access_token" in request.query_params:
+                raise BadRequest("a key never goes into a URL", code="key_in_url")
+            who = await node.authenticator.identify(request)
+            if not allowed(who.role, permission):
+                raise Forbidden(f"a key with role {who.role} may not do this")
+            call = Call(node, request, who, await read_body(request, body_limit))
+            reply = await handler(call)
+        except ApiProblem as error:
+            reply = problem(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.error("request failed", path=request.url.path, error=repr(error), exc_info=error)
+            reply = problem(ServerFault("this is our fault; it was logged"))
+        await node.db.failpoints.hit("server.before_reply")
+        return reply
+
+    return serve

@@ -1,0 +1,113 @@
+"""The worker protocol's routes. Bodies are JSON or msgpack; the answer comes in the form that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from tocsin.errors import BadRequest, InvalidInput
+from tocsin.node.server.http import Call, Handler
+from tocsin.wire import Claim, LogShipment, Register, Report, encode, encode_msgpack
+
+T = TypeVar("T")
+ROUTES: list[tuple[str, str, str, Handler]] = []
+_MSGPACK = "application/msgpack"
+
+
+def _route(path: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        ROUTES.append(("POST", path, "worker.serve", handler))
+        return handler
+
+    return register
+
+
+class _Decoder:
+    """One type in both encodings."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._json = msgspec.json.Decoder(kind).decode
+        self._msgpack = msgspec.msgpack.Decoder(kind).decode
+
+    def __call__(self, call: Call) -> Any:
+        packed = call.request.headers.get("content-type", "").startswith(_MSGPACK)
+        try:
+            return self._msgpack(call.body) if packed else self._json(call.body)
+        except msgspec.ValidationError as error:
+            if not packed and (mended := self._mended(call.body)) is not None:
+                return mended
+            raise InvalidInput(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not packed and (mended := self._mended(call.body)) is not None:
+                return mended
+            raise BadRequest(f"the body cannot be read: {error}", code="malformed_body") from None
+
+    def _mended(self, body: bytes) -> Any:
+        """Characters that JSON forbids in a result or error are stored escaped: refusing them would loop for ever."""
+        with contextlib.suppress(ValueError, RecursionError, msgspec.ValidationError):
+            return msgspec.convert(_without_surrogates(json.loads(body)), self._kind)
+        return None
+
+
+def _without_surrogates(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case list():
+            return [_without_surrogates(v) for v in value]
+        case dict():
+            return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+        case _:
+            return value
+
+
+_register, _claim, _report, _logs = _Decoder(Register), _Decoder(Claim), _Decoder(Report), _Decoder(LogShipment)
+
+
+def _wants_msgpack(call: Call) -> bool:
+    return call.request.headers.get("accept", "").startswith(_MSGPACK)
+
+
+def _answer(call: Call, value: Any) -> Response:
+    if _wants_msgpack(call):
+        return Response(encode_msgpack(value), media_type=_MSGPACK)
+    return Response(encode(value), media_type="application/json")
+
+
+@_route("/v1/worker/register")
+async def register(call: Call) -> Response:
+    return _answer(call, await call.node.gateway.register(call.who, _register(call)))
+
+
+@_route("/v1/worker/{id}/claim")
+async def claim(call: Call) -> Response:
+    body = _claim(call)
+    gone = asyncio.ensure_future(_hangs_up(call))
+    try:
+        done = await call.node.gateway.claim(call.who, call.id(), body, gone, _wants_msgpack(call))
+    finally:
+        gone.cancel()
+    return Response(status_code=499) if done is None else _answer(call, done)
+
+
+async def _hangs_up(call: Call) -> None:
+    while (await call.request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@_route("/v1/worker/{id}/report")
+async def report(call: Call) -> Response:
+    return _answer(call, await call.node.gateway.report(call.who, call.id(), _report(call)))
+
+
+@_route("/v1/worker/{id}/logs")
+async def ship_logs(call: Call) -> Response:
+    await call.node.gateway.ship_logs(call.who, call.id(), _logs(call))
+    return _answer(call, {"stored": True})
