@@ -63,7 +63,8 @@ while True: signal.pause()
 module._tocsin = lambda role, *_: [sys.executable, "-c", CHILD, role, os.environ["NOTES"]]
 module._prepare_database = lambda settings, known: {"key": known.get("key", "k1"), "worker_key": "w1"}
 module._BACKOFF_SECONDS = (0.1, 1.0)
-sys.exit(module.up(Settings(home=Path(os.environ["HOME_OF_TEST"]), port=int(os.environ["PORT"]))))
+home, port, database = (os.environ.get(name, "") for name in ("HOME_OF_TEST", "PORT", "GIVEN_DATABASE"))
+sys.exit(module.up(Settings(home=Path(home), port=int(port), database_url=database)))
 '''
 
 
@@ -179,6 +180,14 @@ def test_ctrl_c_stops_worker_then_server_then_postgresql(staged: Staged, home: P
     assert "database system is shut down" in (home / "logs" / "postgres.log").read_text().splitlines()[-1]
     assert processes_of(home.parent) == []
     assert (home / "lock").read_text() == ""
+
+
+def test_a_given_database_is_used_instead(staged: Staged, home: Path) -> None:
+    running = staged.start(GIVEN_DATABASE="postgresql://elsewhere/tocsin")
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish() == 0
+    assert {path.name for path in home.iterdir()} == {"lock", "credentials.toml"}
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
 def test_credentials_are_private_and_stay(staged: Staged, home: Path, port: int) -> None:
