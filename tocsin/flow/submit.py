@@ -217,8 +217,7 @@ async def _give_first_fires(
     for id_, request in jobs:
         first = first_fire(request.spec.schedule, now)
         if request.spec.once and first is not None and first <= now + horizon:
-            at = request.spec.schedule and request.spec.schedule.at
-            nominal = at.at if at is not None else first
+            nominal = _nominal(request.spec, first)
             runs.append(NewRun(request.who.tenant_id, new_id(max(first, now)), id_, "schedule", nominal))
         elif first is not None:
             cursors.append((request.who.tenant_id, id_, first))
@@ -229,3 +228,8 @@ async def _give_first_fires(
 
 def _name_taken(spec: JobSpec) -> Conflict:
     return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")
+
+
+def _nominal(spec: JobSpec, first: datetime) -> datetime:
+    """An `at` a little in the past runs now, but stands for the instant that was asked for."""
+    return spec.schedule.at.at if spec.schedule is not None and spec.schedule.at is not None else first

@@ -57,8 +57,8 @@ class Node:
         self._loops: list[Loop] = []
         self.gateway: Gateway
 
-    async def start(self) -> None:
-        """Open the database and set every loop going."""
+    async def start(self, *, loops: bool = True) -> None:
+        """Open the database and set every loop going (or none: then somebody else calls their turns)."""
         await self.db.open()
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
@@ -72,7 +72,7 @@ class Node:
             Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
             Caretaker(self.db),
         ]
-        for loop in self._loops:
+        for loop in self._loops if loops else ():
             loop.start()
 
     async def stop(self) -> None:

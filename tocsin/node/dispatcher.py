@@ -71,6 +71,7 @@ class Dispatcher(Loop):
     _served: dict[frozenset[int], float] = field(default_factory=dict)
     _scanned: float = 0.0
     _looked_back: float = 0.0
+    _lanes_known: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -146,9 +147,11 @@ class Dispatcher(Loop):
                 place.next_due, place.may_have = None, True
 
     async def _learn_lanes(self) -> None:
-        """A poll that may take nothing yet: perhaps its lanes were made on another node."""
+        """Lanes are made by submitting, here or on another node, while polls are open."""
         if time.monotonic() - self._scanned >= _HUNGRY_SCAN:
             await self.lanes.refresh()
+        if len(self.lanes) != self._lanes_known:
+            self._lanes_known = len(self.lanes)
             for poll in self.polls:
                 w = poll.worker
                 poll.lanes = self.lanes.open_to(w.pool, w.targets, w.functions)

@@ -31,6 +31,9 @@ class LaneBook:
         self._db = db
         self._ids: dict[LaneKey, int] = {}
 
+    def __len__(self) -> int:
+        return len(self._ids)
+
     async def intern(self, keys: Iterable[LaneKey]) -> dict[LaneKey, int]:
         """The id of each key whose pool exists, made if need be."""
         wanted = set(keys)
