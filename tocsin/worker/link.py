@@ -56,7 +56,6 @@ class Link:
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=8, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=True,
         )
         return self
 

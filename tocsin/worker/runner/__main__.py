@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import os
 import signal
@@ -44,6 +45,7 @@ async def serve(reference: str, url: str, slots: int, sock: socket.socket, table
         traceback.print_exc()
         calls.greet(f"{reference} cannot be loaded: {type(exc).__name__}: {exc}")
     else:
+        gc.freeze()
         calls.greet()
     await asyncio.Event().wait()
 
