@@ -1,0 +1,99 @@
+"""`python -m bench [names…]`: print the figures of this machine, and keep them in bench/results."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import drain
+from bench.stand import ROOT, Stand, say, stand
+
+_RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass
+class Report:
+    """What was found: lines for people, a document for the results' file."""
+
+    lines: list[tuple[str, str, str]] = field(default_factory=list)
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, what: str, figure: str, more: str = "") -> None:
+        """One line of the table."""
+        self.lines.append((what, figure, more))
+
+    def print(self) -> None:
+        """The table."""
+        widths = [max((len(line[column]) for line in self.lines), default=0) for column in (0, 1)]
+        for what, figure, more in self.lines:
+            print(f"{what:<{widths[0]}}  {figure:>{widths[1]}}  {more}".rstrip())
+
+
+def main() -> None:
+    """Measure what is asked for, on one stand."""
+    options = _options()
+    report = Report()
+    with stand() as made:
+        _describe_machine(made, report)
+        for name in options.names:
+            say(f"── {name}")
+            _BENCHMARKS[name](made, options, report)
+    report.print()
+    _keep(report)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(_BENCHMARKS)}; else all")
+    parser.add_argument("--runs", type=int, default=50_000, help="drain: how many runs")
+    parser.add_argument("--slots", type=int, default=2_000, help="drain: slots of each worker")
+    parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
+    parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(_BENCHMARKS):
+        parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
+    options.names = options.names or list(_BENCHMARKS)
+    return options
+
+
+def _describe_machine(made: Stand, report: Report) -> None:
+    conditions = asyncio.run(made.conditions())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    report.document["machine"] = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+        "commit": commit.stdout.strip(),
+        "postgres": conditions,
+    }
+    report.add("machine", f"{os.cpu_count()} cores", f"load {os.getloadavg()[0]:.1f} before the start")
+    report.add("PostgreSQL", conditions.pop("server_version"), ", ".join(f"{k} {v}" for k, v in conditions.items()))
+
+
+def _drain(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = drain.measure(made, runs=options.runs, slots=options.slots, workers=options.workers, repeat=options.repeat)
+    report.document["drain"] = [one.document() for one in found]
+    report.add("drain", f"{drain.median(found).per_second:,.0f} runs/s", drain.describe(drain.median(found)))
+
+
+_BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {"drain": _drain}
+
+
+def _keep(report: Report) -> None:
+    _RESULTS.mkdir(exist_ok=True)
+    path = _RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(report.document, indent=1) + "\n")
+    say(f"kept in {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

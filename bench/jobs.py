@@ -1,0 +1,22 @@
+"""What the benchmarks' worker serves: `tocsin worker bench.jobs:app`."""
+
+import os
+import time
+
+from tocsin.client.app import App
+
+app = App()
+
+
+@app.function("bench.noop")
+async def noop() -> None:
+    """Nothing: what is left is the scheduler's own cost."""
+
+
+@app.function("bench.mark")
+async def mark(path: str, sent: float) -> None:
+    """Its first act is one O_APPEND write of "<start> <sent>"."""
+    started = time.time()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, f"{started!r} {sent!r}\n".encode())
+    os.close(descriptor)

@@ -1,0 +1,224 @@
+"""The test stand: a PostgreSQL, a server and workers of its own, as real processes on loopback, with safe settings."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from bench import cpu
+from tocsin.cli.up import server_environment, worker_environment
+from tocsin.node.assemble import bootstrap
+from tocsin.settings import Settings
+from tocsin.store.embedded import Embedded, die_with_parent
+
+ROOT = Path(__file__).resolve().parent.parent
+TENANTS = 20
+_START_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+# A promise, a lie, or a knob turned for the figures: the conditions are printed beside them.
+CONDITIONS = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
+
+
+def say(text: str) -> None:
+    """Progress, for whoever waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Stand:
+    """Everything a benchmark stands on. A context: nothing of it is left afterwards."""
+
+    def __init__(self) -> None:
+        # 0711, because the user who runs PostgreSQL for root must get through.
+        self.home = Path(tempfile.mkdtemp(prefix="tocsin-bench-"))
+        self.home.chmod(0o711)
+        self.postgres = Embedded(self.home)
+        self.settings = Settings()
+        self.keys: dict[str, str] = {}
+        self.server: subprocess.Popen[bytes] | None = None
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._api: Api | None = None
+
+    def __enter__(self) -> Stand:
+        try:
+            say("starting PostgreSQL …")
+            url = self.postgres.start()
+            self.settings = Settings.load({}, home=self.home, database_url=url, port=_free_port())
+            self.keys = bootstrap(self.settings, {})
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop_workers()
+        if self.server is not None:
+            _end(self.server)
+        self.postgres.stop(immediate=True)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    # ── PostgreSQL ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def superuser_url(self, database: str = "tocsin") -> str:
+        """A URL with every right."""
+        password = (self.home / "secrets" / "superuser").read_text().strip()
+        _, _, rest = self.settings.database_url.partition("@")
+        return f"postgresql://postgres:{password}@" + rest.replace("/tocsin", f"/{database}", 1)
+
+    async def query(self, statement: str, *values: object) -> list[Any]:
+        """Rows of one statement, as superuser."""
+        connection = await asyncpg.connect(self.superuser_url(), server_settings={"search_path": "tocsin"})
+        try:
+            return list(await connection.fetch(statement, *values))
+        finally:
+            await connection.close()
+
+    async def conditions(self) -> dict[str, str]:
+        """The settings of PostgreSQL that decide what a figure is worth."""
+        rows = await self.query("select name, setting, unit from pg_settings where name = any($1)", CONDITIONS)
+        return {row["name"]: f"{row['setting']}{' × ' + row['unit'] if row['unit'] else ''}" for row in rows}
+
+    # ── our processes ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def api(self) -> Api:
+        """The API as platform key; starts the server if it does not run yet."""
+        if self._api is None:
+            say("starting the server …")
+            environment = server_environment(self.settings, os.environ)
+            self.server = self._start("server", environment)
+            self._api = Api(self.settings.port, self.keys["key"])
+            _wait_for(self._api.is_ready, self.server, "the server")
+        return self._api
+
+    def start_workers(self, count: int, slots: int) -> None:
+        """Start workers; they register when they are ready."""
+        url = f"http://127.0.0.1:{self.settings.port}"
+        environment = worker_environment(self.settings, os.environ, url, self.keys["worker_key"])
+        environment["PYTHONPATH"] = str(ROOT)
+        for _ in range(count):
+            self.workers.append(self._start("worker", environment, "--slots", str(slots), "bench.jobs:app"))
+
+    def stop_workers(self) -> None:
+        """Ask all of them to go, then wait for each."""
+        for worker in self.workers:
+            worker.terminate()
+        for worker in self.workers:
+            _end(worker)
+        self.workers.clear()
+
+    def cpu(self) -> cpu.Usage:
+        """CPU seconds so far of PostgreSQL, the server and the workers."""
+        roots = {
+            "postgres": [self.postgres.pid or 0],
+            "server": [self.server.pid] if self.server else [],
+            "worker": [worker.pid for worker in self.workers],
+        }
+        return cpu.measure(roots)
+
+    def _start(self, role: str, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self.home / f"{role}.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tocsin", role, *arguments],
+                env=environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+
+    def log_tail(self) -> str:
+        """The last words of server and worker, for when something failed."""
+        tails = []
+        for role in ("server", "worker"):
+            with contextlib.suppress(OSError):
+                tails.append(f"--- {role}.log\n{(self.home / f'{role}.log').read_text(errors='replace')[-3000:]}")
+        return "\n".join(tails)
+
+
+class Api:
+    """The HTTP API over one kept connection: plain, so that the client's own cost stays small."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+
+    def post(self, path: str, body: object, tenant: str = "default") -> Any:
+        """The decoded answer; anything but 2xx is an error."""
+        headers = self._headers | {"tocsin-tenant": tenant}
+        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        reply = self._connection.getresponse()
+        content = reply.read()
+        if not 200 <= reply.status < 300:
+            raise RuntimeError(f"POST {path}: {reply.status} {content[:500].decode(errors='replace')}")
+        return json.loads(content)
+
+    def counter(self, name: str) -> int:
+        """A counter of /metrics, over all its labels."""
+        self._connection.request("GET", "/metrics")
+        lines = self._connection.getresponse().read().decode().splitlines()
+        return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.partition(" ")[0].startswith(name))
+
+    def is_ready(self) -> bool:
+        """Whether the server serves."""
+        try:
+            self._connection.request("GET", "/readyz")
+            reply = self._connection.getresponse()
+            reply.read()
+            return reply.status == 200
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            return False
+
+    def create_job(self, target: dict[str, Any], tenant: str = "default", **more: object) -> str:
+        """The id of a new manual job."""
+        job = self.post("/v1/jobs", {"schedule": {"manual": True}, "target": target, **more}, tenant)
+        return str(job["id"])
+
+
+@contextlib.contextmanager
+def stand() -> Iterator[Stand]:
+    """A stand that tells what its processes said if anything fails."""
+    with Stand() as made:
+        try:
+            yield made
+        except Exception:
+            say(made.log_tail())
+            raise
+
+
+def _wait_for(condition: Any, process: subprocess.Popen[bytes], what: str) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{what} did not start")
+        time.sleep(0.02)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
