@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest_asyncio
+
+from .gateway import Gateway
+
+HERE = Path(__file__).parent
+
+
+@asynccontextmanager
+async def worker(gateway: Gateway, **given: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A real worker process against the gateway; killed at the end if it still lives."""
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "TOCSIN_WORKER_KEY": "the-key", "SECRET_OF_WORKER": "x"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(HERE / "launch.py"),
+        json.dumps({"url": gateway.url, **given}),
+        cwd=HERE,
+        env=env,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        assert process.stderr is not None
+        text = (await process.stderr.read()).decode()
+        await process.wait()
+        sys.stderr.write(text)
+        assert "Traceback" not in text.replace("Traceback expected", "")
+
+
+@asynccontextmanager
+async def started(lease: float = 10.0, heartbeat: float = 0.5, **given: Any) -> AsyncIterator[Any]:
+    """A gateway and a worker that waits for its first run."""
+    async with Gateway(lease, heartbeat) as gateway, worker(gateway, **given) as process:
+        await gateway.until(lambda: gateway.claims_open)
+        yield gateway, process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Gateway]:
+    """One gateway with one worker for all tests of a module; a stop takes half a second to become a kill."""
+    async with started(module="sample:app", grace=0.5, heartbeat=0.2) as (gateway, _):
+        yield gateway
+
+
+async def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
+    """Wait for something outside the protocol to become true."""
+    async with asyncio.timeout(within):
+        while not (found := condition()):
+            await asyncio.sleep(0.01)
+        return found
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

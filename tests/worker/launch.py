@@ -1,0 +1,27 @@
+"""Starts a real worker: `launch.py '{"url": …, "module": …, "slots": …, "grace": …}'`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tocsin.settings import Settings
+from tocsin.worker import agent, main, session
+from tocsin.worker.executors import process, python
+
+given = json.loads(sys.argv[1])
+process.STOP_GRACE = python.STOP_GRACE = given.get("grace", 5.0)
+if "drain_grace" in given:
+    agent.Drain = lambda: session.Drain(given["drain_grace"])  # type: ignore[assignment,misc]
+sys.exit(
+    main.run(
+        url=given["url"],
+        key="the-key",
+        module=given.get("module"),
+        pool="default",
+        slots=given.get("slots", 8),
+        name="test",
+        labels={"region": "here"},
+        settings=Settings(),
+    )
+)

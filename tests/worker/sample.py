@@ -1,0 +1,148 @@
+"""Functions that the worker's tests call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from tocsin.client.app import App, Context, GiveUp
+
+app = App()
+LEAK = contextvars.ContextVar("leak", default="clean")
+
+
+@app.function("math.add")
+async def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+@app.function
+def add_sync(a: int, b: int = 0) -> int:
+    return a + b
+
+
+@app.function
+async def show(ctx: Context, **more: Any) -> dict[str, Any]:
+    ctx.log.debug("quiet")
+    ctx.log.warning("%s of %s", "first", "two\nsecond of two")
+    await asyncio.sleep(0)
+    print("printed", end="")
+    print(" in pieces")
+    print("and no end", end="")
+    return {
+        "run_id": ctx.run_id,
+        "job": [ctx.job_id, ctx.job_name],
+        "attempt": ctx.attempt,
+        "fence": ctx.fence,
+        "year": ctx.scheduled_for.year,
+        "args": dict(ctx.args),
+        "more": more,
+        "token": ctx.token,
+        "url": ctx.url,
+    }
+
+
+@app.function
+def print_sync() -> None:
+    print("from a thread")
+    logging.getLogger("some.library").warning("from a logger")
+
+
+@app.function
+async def fail() -> None:
+    raise ValueError("no such\0thing")
+
+
+@app.function
+def fail_sync() -> None:
+    raise GiveUp("for good")
+
+
+@app.function
+async def give_back(what: str) -> Any:
+    return {"set": {1, 2}, "big": "x" * 100_000, "object": object(), "float": float("nan"), "int": 2**70}[what]
+
+
+@app.function
+async def sleep(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "slept"
+
+
+@app.function
+async def sleep_stubborn(seconds: float) -> str:
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        return "went on"
+    return "slept"
+
+
+@app.function
+def spin(seconds: float) -> str:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    return "spun"
+
+
+@app.function
+def block(seconds: float) -> str:
+    print("blocking in", os.getpid())
+    time.sleep(seconds)
+    return "blocked"
+
+
+@app.function
+async def block_loop(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 (that is the point)
+
+
+@app.function
+async def crash(how: str) -> None:
+    await asyncio.sleep(0)
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@app.function
+async def crash_at_once() -> None:
+    os._exit(7)
+
+
+@app.function
+async def leak(text: str) -> str:
+    before = LEAK.get()
+    LEAK.set(text)
+    return before
+
+
+@app.function
+async def uses_its_task() -> str:
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        first = group.create_task(asyncio.sleep(0.01, "grouped"))
+    return first.result()
+
+
+@app.function
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@app.function
+def spawn() -> int:
+    return subprocess.Popen(["setsid", "sleep", "300"]).pid
+
+
+@app.function
+def exit_system() -> None:
+    raise SystemExit(3)

@@ -1,0 +1,127 @@
+"""Programs: how they are started, what they see, how their end and their output arrive."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from .conftest import alive, until
+from .gateway import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_program_that_succeeds(shared: Gateway) -> None:
+    run = shared.process("sh", "-c", "echo out; echo err >&2")
+    end = await shared.end_of(run)
+    assert (end.outcome, end.exit_code, end.error, end.result) == ("succeeded", 0, None, None)
+    assert end.ran_ms > 0 and end.held_ms >= 0
+    assert end.log == {"lines": 2, "dropped": 0}
+    assert shared.text_of(run, "stdout") == ["out"] and shared.text_of(run, "stderr") == ["err"]
+
+
+async def test_a_program_that_fails(shared: Gateway) -> None:
+    by_code, by_signal = shared.process("sh", "-c", "exit 3"), shared.process("sh", "-c", "kill -9 $$")
+    end = await shared.end_of(by_code)
+    assert (end.outcome, end.exit_code) == ("failed", 3)
+    assert end.error is not None and (end.error.class_, end.error.message) == ("exit", "exit code 3")
+    end = await shared.end_of(by_signal)
+    assert end.error is not None and (end.error.class_, end.error.message) == ("signal", "killed by SIGKILL")
+
+
+@pytest.mark.parametrize("command", ["/no/such/program", "/etc/passwd", "/"])
+async def test_a_program_that_cannot_start(shared: Gateway, command: str) -> None:
+    end = await shared.end_of(shared.process(command))
+    assert end.outcome == "failed" and end.error is not None and end.error.class_ == "start"
+
+
+async def test_what_a_program_sees(shared: Gateway) -> None:
+    code = "import os,sys,json; print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), os.getsid(0)==os.getpid()]))"
+    run = shared.process(
+        sys.executable, "-c", code, env={"MINE": "ü"}, cwd="/tmp", stdin="hello" * 10_000, args={"day": 3}
+    )
+    assert (await shared.end_of(run)).outcome == "succeeded"
+    env, cwd, stdin, own_session = json.loads("".join(shared.text_of(run)))
+    assert (cwd, stdin, own_session) == ("/tmp", "hello" * 10_000, True)
+    assert env["MINE"] == "ü" and env["TOCSIN_RUN_ID"] == run.run_id and env["TOCSIN_JOB_ID"] == run.job_id
+    assert env["TOCSIN_JOB_NAME"] == run.job_name and env["TOCSIN_ATTEMPT"] == "1"
+    assert env["TOCSIN_FENCE"] == str(run.fence) and env["TOCSIN_SCHEDULED_FOR"] == run.scheduled_for
+    assert json.loads(env["TOCSIN_ARGS"]) == {"day": 3}
+    assert env["TOCSIN_URL"] == shared.url and env["TOCSIN_RUN_TOKEN"] == run.token
+    assert "TOCSIN_WORKER_KEY" not in env and "SECRET_OF_WORKER" not in env and "the-key" not in str(env)
+
+
+async def test_a_program_that_outlives_its_timeout_is_asked_first(shared: Gateway) -> None:
+    run = shared.process("sh", "-c", "trap 'echo asked; exit 0' TERM; echo up; sleep 300 & wait", timeout=0.3)
+    end = await shared.end_of(run)
+    assert end.outcome == "timeout" and end.error is not None and end.error.class_ == "timeout"
+    assert shared.text_of(run) == ["up", "asked"]
+    assert 300 <= end.ran_ms < 5000
+
+
+async def test_a_timeout_kills_the_whole_tree(shared: Gateway) -> None:
+    """A grandchild that left the session, and one that also ignores the polite signal."""
+    script = "trap '' TERM; setsid sleep 300 & echo pid $!; (trap '' TERM; sleep 300) & echo pid $!; sleep 300; sleep 300"
+    run = shared.process("bash", "-c", script, timeout=0.5)
+    end = await shared.end_of(run)
+    assert end.outcome == "timeout"
+    pids = [int(line.split()[1]) for line in shared.text_of(run)]
+    assert len(pids) == 2 and not any(map(alive, pids))
+
+
+async def test_what_a_program_leaves_in_the_background_ends_with_it(shared: Gateway) -> None:
+    run = shared.process("bash", "-c", "setsid sleep 300 & echo $!; disown; exit 0")
+    end = await shared.end_of(run)
+    assert end.outcome == "succeeded" and end.ran_ms < 5000
+    assert not alive(int(shared.text_of(run)[0]))
+
+
+async def test_two_trees_are_told_apart(shared: Gateway) -> None:
+    """One run's orphan is not killed when another run ends."""
+    keeps = shared.process("bash", "-c", "(setsid sleep 300 & echo $!); read -t 300 < <(sleep 300)", timeout=60)
+    pid = int(await shared.line_of(keeps, ""))
+    await shared.end_of(shared.process("true"))
+    assert alive(pid)
+    shared.order_stop(keeps)
+    assert (await shared.end_of(keeps)).outcome == "cancelled"
+    await until(lambda: not alive(pid))
+
+
+async def test_cancel_is_proved(shared: Gateway) -> None:
+    run = shared.process("bash", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done")
+    pid = int(await shared.line_of(run, ""))
+    shared.order_stop(run)
+    end = await shared.end_of(run)
+    assert end.outcome == "cancelled" and not alive(pid)
+
+
+async def test_huge_output_is_cut_and_never_blocks_the_program(shared: Gateway) -> None:
+    code = "import sys\nfor i in range(30_000): sys.stdout.write('x' * 999 + '\\n')\nprint('x' * 50_000)"
+    end = await shared.end_of(run := shared.process(sys.executable, "-c", code), within=20)
+    assert end.outcome == "succeeded" and end.log is not None
+    assert end.log["lines"] + end.log["dropped"] == 30_004 + 1  # the long line counts as four; one line says so
+    assert shared.text_of(run)[-1] == "[tocsin: output beyond 10 MiB is dropped]"
+    assert sum(map(len, shared.text_of(run))) <= 10 * 1024 * 1024
+
+
+async def test_binary_output_becomes_text(shared: Gateway) -> None:
+    code = r"import os; os.write(1, b'\xff\x00\x1b[31m ok \xc3\xa9\r\nlong ' + b'\xc3\xa9' * 10_000 + b'\nno end')"
+    end = await shared.end_of(run := shared.process(sys.executable, "-c", code))
+    assert end.outcome == "succeeded"
+    first, *long, last = shared.text_of(run)
+    assert first == "\ufffd\\x00\\x1b[31m ok é" and last == "no end"
+    assert "".join(long) == "long " + "é" * 10_000 and all(len(line.encode()) <= 16_384 for line in long)
+
+
+async def test_many_programs_at_once(shared: Gateway) -> None:
+    runs = [shared.process("sh", "-c", f"echo {i}") for i in range(40)]
+    for i, run in enumerate(runs):
+        assert (await shared.end_of(run)).outcome == "succeeded" and shared.text_of(run) == [str(i)]
+
+
+async def test_an_unreadable_document_ends_the_run_only(shared: Gateway) -> None:
+    end = await shared.end_of(shared.submit({"kind": "teleport"}))
+    assert end.outcome == "failed" and end.error is not None and end.error.class_ == "start"
+    assert (await shared.end_of(shared.process("true"))).outcome == "succeeded"
