@@ -8,7 +8,7 @@ I1   every acknowledged create exists, once
 I2   every occurrence owed in the window has exactly one run or counted reason
 I3   every run that is due has ended
 I4   `succeeded` was really done: the winning attempt noted its end under the winning fence
-I5   no two starts share (run, attempt); fences rise with attempts
+I5   no two starts share (run, attempt); fences rise with attempts; no attempt starts after a later one
 I6   nothing changes after the end (two snapshots)
 I7   failures ≤ max_attempts, losses ≤ 3
 I8   limits hold over the intervals that the jobs themselves noted
@@ -199,6 +199,7 @@ def i5_starts_are_fenced(e: Evidence) -> Found:
     for (run_id, attempt), times in starts.items():
         if times > 1:
             yield run_id, f"attempt {attempt} started {times} times"
+    yield from _late_starts(e)
     fences: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for line in e.lines:
         fences[line["run_id"]].add((line["attempt"], line["fence"]))
@@ -211,6 +212,17 @@ def i5_starts_are_fenced(e: Evidence) -> Found:
                 yield run_id, f"attempt {attempt} had two fences, {fence} and {higher}"
             elif higher <= fence:
                 yield run_id, f"attempt {later} had fence {higher}, not above {fence} of attempt {attempt}"
+
+
+def _late_starts(e: Evidence) -> Found:
+    """A worker begins nothing once its lease is over, so an attempt never starts after one that took its place."""
+    newest: dict[str, dict[str, Any]] = {}
+    for line in sorted((x for x in e.lines if x["phase"] == "start"), key=lambda x: x["boottime_ns"]):
+        known = newest.setdefault(line["run_id"], line)
+        if line["attempt"] < known["attempt"]:
+            yield line["run_id"], f"attempt {line['attempt']} started after attempt {known['attempt']} had"
+        else:
+            newest[line["run_id"]] = line
 
 
 _LASTING = ("state", "outcome", "reason", "attempt", "fence", "failures", "losses", "started_at", "finished_at")

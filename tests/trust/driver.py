@@ -52,6 +52,7 @@ class Driver:
         self.round = secrets.token_hex(4)
         self.tag = f"round:{self.round}"
         self.repeats = 0
+        self.answered = 0  # writes
 
     async def __aenter__(self) -> Driver:
         return self
@@ -87,6 +88,7 @@ class Driver:
         reply = await self._until_answered("POST", path, json=body, headers={"idempotency-key": key})
         ids = _ids(reply.json()) if reply.is_success else []
         await asyncio.to_thread(self._ledger.reply, number, reply.status_code, ids)
+        self.answered += 1
         reply.raise_for_status()
         return ids
 

@@ -1,11 +1,12 @@
 """The job that keeps a ledger: notes its start and its end, outside the product, and sleeps or fails between.
 
 As a program (target `process`; needs no installation):
-    python tests/trust/jobs.py [--ledger FILE] [--seconds S] [--fail-attempts N] [--key K]
+    python tests/trust/jobs.py [--ledger FILE] [--seconds S] [--first-seconds S] [--fail-attempts N] [--key K]
 As functions (target `python`; `tocsin worker tests.trust.jobs:app`): `trust.work` and `trust.work_async`.
 
 The ledger is named by the run's args, the option, or TRUST_LEDGER in the environment. A run's args win over options:
-{"ledger", "seconds", "fail_attempts", "key"}; the first `fail_attempts` attempts fail after their end is noted.
+{"ledger", "seconds", "first_seconds", "fail_attempts", "key"}. The first attempt takes `first_seconds` where they are
+given; the first `fail_attempts` attempts fail after their end is noted.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class Attempt:
             self._who | {"phase": phase, "ok": ok, "boottime_ns": boottime, "wall_us": wall_us(), "pid": os.getpid()}
         )
 
+    def length(self, seconds: float, first_seconds: float | None) -> float:
+        """How long this attempt is to take."""
+        return seconds if first_seconds is None or self.attempt > 1 else first_seconds
+
     def finish(self, fail_attempts: int) -> dict[str, Any]:
         """Note the end; then fail if this attempt is one that must."""
         ok = self.attempt > fail_attempts
@@ -54,6 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="a job that keeps a ledger")
     parser.add_argument("--ledger")
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--first-seconds", type=float)
     parser.add_argument("--fail-attempts", type=int, default=0)
     parser.add_argument("--key")
     options = vars(parser.parse_args()) | (json.loads(os.environ.get("TOCSIN_ARGS") or "null") or {})
@@ -67,7 +73,7 @@ def main() -> int:
         options["key"],
     )
     attempt.note("start")
-    time.sleep(options["seconds"])
+    time.sleep(attempt.length(options["seconds"], options["first_seconds"]))
     try:
         attempt.finish(options["fail_attempts"])
     except RuntimeError as e:
@@ -90,18 +96,28 @@ def _make_app() -> Any:
 
     @app.function("trust.work")
     def work(
-        ctx: Any, ledger: str | None = None, seconds: float = 0, fail_attempts: int = 0, key: str | None = None
+        ctx: Any,
+        ledger: str | None = None,
+        seconds: float = 0,
+        first_seconds: float | None = None,
+        fail_attempts: int = 0,
+        key: str | None = None,
     ) -> dict[str, Any]:
         attempt = begin(ctx, ledger, key)
-        time.sleep(seconds)
+        time.sleep(attempt.length(seconds, first_seconds))
         return attempt.finish(fail_attempts)
 
     @app.function("trust.work_async")
     async def work_async(
-        ctx: Any, ledger: str | None = None, seconds: float = 0, fail_attempts: int = 0, key: str | None = None
+        ctx: Any,
+        ledger: str | None = None,
+        seconds: float = 0,
+        first_seconds: float | None = None,
+        fail_attempts: int = 0,
+        key: str | None = None,
     ) -> dict[str, Any]:
         attempt = begin(ctx, ledger, key)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(attempt.length(seconds, first_seconds))
         return attempt.finish(fail_attempts)
 
     return app

@@ -184,6 +184,10 @@ LIES: dict[str, list[tuple[str, Callable[[Evidence], Any]]]] = {
             lambda e: e.attempts["m2"][1].update(fence=900) or line(e, "m2", 2, "start").update(fence=900),
         ),
         ("a fence was used twice", lambda e: line(e, "m3", 2, "start").update(fence=1001)),
+        (
+            "a zombie began what was already somebody else's",
+            lambda e: line(e, "m2", 1, "start").update(boottime_ns=us(T0 + 14 * SECOND) * 1000),
+        ),
         ("the API tells another fence than the job saw", lambda e: e.attempts["m3"][0].update(fence=1000)),
     ],
     "I6": [
