@@ -128,8 +128,9 @@ class Session:
         try:
             answer = await asyncio.shield(request)
         except asyncio.CancelledError:
-            # An answer that has come all the same is not lost: its runs are handed back.
-            if request.done() and request.exception() is None:
+            # An answer that has come all the same while we drain is not lost: its runs are handed back. Without a
+            # lease they are somebody else's, and nothing of them may be begun.
+            if self._drain.wanted.is_set() and not self._lease.over and request.done() and not request.exception():
                 self._take(request.result())
             request.cancel()
             raise
