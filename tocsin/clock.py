@@ -19,7 +19,9 @@ def boottime() -> float:
 
 def iso(instant: datetime) -> str:
     """RFC 3339 in UTC with microseconds, the one form the API answers."""
-    return instant.astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    if instant.tzinfo is not UTC:
+        instant = instant.astimezone(UTC)
+    return instant.isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 class DatabaseClock:

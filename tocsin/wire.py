@@ -167,13 +167,15 @@ class Finished(Struct, kw_only=True, omit_defaults=True):
 
 
 class Report(Struct, kw_only=True):
-    """Heartbeat, results and hand-backs in one. `running` is None except at a heartbeat, where it lists them all."""
+    """Heartbeat, results and hand-backs in one. `running` is None except at a heartbeat, where it lists them all.
+    `leaving`: the worker has nothing left and will not come back; it is gone without having been lost."""
 
     last_claim: int = 0
     running: list[RunKey] | None = None
     returned: list[RunKey] = []
     finished: list[Finished] = []
     free: dict[str, float] = {}
+    leaving: bool = False
 
 
 class ReportAnswer(Struct, kw_only=True):

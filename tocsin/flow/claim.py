@@ -6,8 +6,9 @@ says which. Runs under an exact limit take a second, short transaction under the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tocsin.flow.shared.transitions import SQL as SHARED
@@ -28,10 +29,15 @@ class Share(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The claimed rows (each with the `slot` it goes to, from 1) and how many were judged not to run now."""
+    """The claimed rows, each with the `slot` it goes to (from 1); and the places of all that left the queue, among
+    them what was parked or ended instead of claimed."""
 
     rows: list[Row]
-    judged: int
+    left: Counter[tuple[int, int]]
+
+
+# Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, `limited` for its limit's lock.
+_LEAVES = ("paused", "overlap", "skipped_overlap", "coalesced", "limit")
 
 
 async def take(db: Database, shares: Sequence[Share], workers: Sequence[str]) -> Taken:
@@ -40,26 +46,26 @@ async def take(db: Database, shares: Sequence[Share], workers: Sequence[str]) ->
         rows = await db.fetch("vital", SQL["take"], *columns(shares, 4), list(workers))
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
-    limited = [row for row in rows if row["verdict"] == "limited"]
-    for row in rows:
-        if row["verdict"] in ("skipped_overlap", "coalesced"):
-            MISSED.labels(row["verdict"]).inc()
-    slots = len(workers)
-    if limited and len(going) < slots:
-        free = list(workers[len(going) :])
-        going += [_Shifted(row, len(going)) for row in await _take_limited(db, limited, free)]
-    _count(going)
-    return Taken(going, len(rows) - len(going))
+    others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
+    limited = [row for row in others if row["verdict"] == "limited"]
+    if limited and len(going) < len(workers):
+        more = await _take_limited(db, limited, workers[len(going) :])
+        others += [row for row in more if row["verdict"] != "go"]
+        going += [_Shifted(row, len(going)) for row in more if row["verdict"] == "go"]
+    _count(going, others)
+    left = Counter((row["lane_id"], row["tenant_id"]) for row in going)
+    left.update((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
+    return Taken(going, left)
 
 
-async def _take_limited(db: Database, candidates: list[Row], workers: list[str]) -> list[Row]:
+async def _take_limited(db: Database, candidates: list[Row], workers: Sequence[str]) -> list[Row]:
     keys = sorted({(row["tenant_id"], row["job_id"]) for row in candidates})
     async with db.transaction("claim_limited", "vital") as connection:
         locked = {(r["tenant_id"], r["key"]) for r in await connection.fetch(SQL["lock_limits"], *columns(keys, 2))}
         picked = [(r["tenant_id"], r["id"]) for r in candidates if (r["tenant_id"], r["job_id"]) in locked]
         if not picked:
             return []
-        return await connection.fetch(SQL["take_limited"], *columns(picked, 2), workers)  # type: ignore[no-any-return]
+        return await connection.fetch(SQL["take_limited"], *columns(picked, 2), list(workers))  # type: ignore[no-any-return]
 
 
 class _Shifted:
@@ -74,12 +80,15 @@ class _Shifted:
         return self._row[name] + self._shift if name == "slot" else self._row[name]
 
 
-def _count(rows: list[Row]) -> None:
-    CLAIMED.inc(len(rows))
+def _count(going: list[Row], others: list[Row]) -> None:
+    CLAIMED.inc(len(going))
+    for row in others:
+        if row["verdict"] in ("skipped_overlap", "coalesced"):
+            MISSED.labels(row["verdict"]).inc()
     # One observation per claim, of its oldest run: per-run histograms would cost more than the claim itself.
-    first = [row["claimed_at"] - row["ready_at"] for row in rows if row["attempt"] == 1]
-    if first:
-        START_LAG.observe(max(max(first), timedelta(0)).total_seconds())
+    oldest = min((row["ready_at"] for row in going if row["attempt"] == 1), default=None)
+    if oldest is not None:
+        START_LAG.observe(max(0.0, (going[0]["claimed_at"] - oldest).total_seconds()))
 
 
 async def promote(db: Database, places: Sequence[tuple[int, int]], most: int) -> int:

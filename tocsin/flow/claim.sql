@@ -13,10 +13,10 @@ want as (
            as w(lane_id, tenant_id, share, floor, turn)
 ),
 ready as materialized (
-    select w.turn, r.*
+    select w.turn, w.lane_id, r.*
       from want w
      cross join lateral (
-            select r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
+            select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                and r.order_key >= w.floor
@@ -25,10 +25,10 @@ ready as materialized (
                for update skip locked) r
 ),
 due as materialized (
-    select w.turn, r.*
+    select w.turn, w.lane_id, r.*
       from want w
      cross join lateral (
-            select r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
+            select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at <= now()
@@ -39,7 +39,7 @@ due as materialized (
                for update skip locked) r
 ),
 judged as materialized (
-    select p.tenant_id, p.id, p.job_id,
+    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id,
            case
                when h.job_id is not null then 'paused'
                when p.deadline_at < now() and p.attempt = 0 then 'expired'
@@ -61,14 +61,16 @@ judged as materialized (
       left join holds h on h.tenant_id = p.tenant_id and h.job_id = p.job_id
 ),
 going as (
-    select tenant_id, id, row_number() over () as slot from judged where verdict = 'go'
+    select place, row_number() over () as slot from judged where verdict = 'go'
 ),
 claimed as (
+    -- By the row's place, which is cheaper than its key. A row that moved between this statement's snapshot and its
+    -- lock is not found there, stays as it was, and is claimed next time.
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
            worker_id = ($5::uuid[])[g.slot], claimed_at = now()
       from going g, fence f
-     where r.tenant_id = g.tenant_id and r.id = g.id and g.slot <= cardinality($5::uuid[])
+     where r.ctid = g.place and g.slot <= cardinality($5::uuid[])
     returning r.*, g.slot
 ),
 parked as (
@@ -90,7 +92,7 @@ select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id
   from claimed c
 union all
-select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, 0
+select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id
   from judged j
  where j.verdict <> 'go'
 
@@ -148,10 +150,14 @@ parked as (
        set state = 'waiting', blocked_by = 'limit', blocked_key = r.job_id
       from ranked k
      where not k.fits and r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('ready', 'staged')
+    returning r.tenant_id, r.id, r.job_id, r.lane_id
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id
   from claimed c
+union all
+select 'limit', p.tenant_id, p.id::text, p.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, p.lane_id
+  from parked p
 
 -- :name promote
 -- staged (due) → ready: where more is due than can start, order and fairness rule, so it enters the ordered index.

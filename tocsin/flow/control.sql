@@ -64,11 +64,12 @@ with locked as materialized (
        for update
 ),
 stopping as (
+    -- What is left running gets no further attempt either: its reason to stop stands, its state does not change.
     update runs r
-       set state = 'stopping', stop_reason = $4
+       set state = case when $3 then 'stopping' else 'running' end, stop_reason = $4
       from locked l
-     where l.state = 'running' and $3 and r.tenant_id = l.tenant_id and r.id = l.id and r.state = 'running'
-    returning r.id, r.worker_id, r.fence
+     where l.state = 'running' and r.tenant_id = l.tenant_id and r.id = l.id
+    returning r.id, r.worker_id, r.fence, r.state
 ),
 ended as (
     delete from runs r
@@ -77,8 +78,8 @@ ended as (
     returning r.*, 'cancelled' as final_state, 'cancelled' as reason
 ),
 -- :include record_ended
-select id::text as id, 'stopping' as state, worker_id::text as worker_id, fence, limited, overlap
-  from (select s.id, s.worker_id, s.fence, false as limited, null::text as overlap from stopping s) s
+select s.id::text as id, s.state, s.worker_id::text as worker_id, s.fence, false as limited, null::text as overlap
+  from stopping s
 union all
 select id::text, 'cancelled', null, fence, limited, overlap from ended
 

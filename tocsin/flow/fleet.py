@@ -84,6 +84,11 @@ async def drain(db: Database, who: Identity, worker_id: str) -> None:
         await audit.record(connection, audit.entry(who, "worker.drain", f"worker:{worker_id}"))
 
 
+async def leave(db: Database, worker_id: str) -> None:
+    """live | draining → gone, by its own word: nothing was lost."""
+    await db.fetch("vital", SQL["leave"], worker_id)
+
+
 async def measure(db: Database) -> None:
     """Set the gauge of living workers; forget those long gone."""
     WORKERS_LIVE.set(await db.fetchval("engine", SQL["live"]))

@@ -29,6 +29,13 @@ select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as lab
 -- :name drain
 update workers set state = 'draining' where id = $1 and state = 'live'
 
+-- :name leave
+-- Only one that holds nothing may leave; anything else is taken back when its lease ends.
+update workers w
+   set state = 'gone', gone_at = now()
+ where w.id = $1 and w.state <> 'gone'
+   and not exists (select from runs r where r.worker_id = w.id and r.state in ('running', 'stopping'))
+
 -- :name live
 select count(*) from workers where state <> 'gone' and lease_until > now()
 

@@ -154,7 +154,8 @@ class RunTokens:
 
     def make(self, run_id: str, fence: int) -> str:
         """The token of one attempt."""
-        return hmac.digest(self._key, b"%s:%d" % (run_id.encode(), fence), "sha256")[:24].hex()
+        # Keyed BLAKE2 is a MAC by itself, and half the price of HMAC: a token is made for every claimed run.
+        return hashlib.blake2b(b"%s:%d" % (run_id.encode(), fence), key=self._key, digest_size=24).hexdigest()
 
     def fits(self, token: str, run_id: str, fence: int) -> bool:
         """Whether `token` is that attempt's."""

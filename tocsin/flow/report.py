@@ -16,7 +16,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Hint, Key, hints, lock_jobs, lock_limits, release
 from tocsin.model.retry import after_failure, after_loss
-from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error
+from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
 from tocsin.telemetry import REPORTED, SUPERSEDED
 from tocsin.wire import Finished, RunKey, encode
 
@@ -24,6 +24,7 @@ SQL = Sql(__file__, SHARED)
 RESULT_LIMIT = 65_536
 ERROR_LIMIT = 8_192
 _TRIES = 5
+_LONGEST_MS = 1e12
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -89,14 +90,14 @@ def _made_harmless(ending: Ending, error: Exception) -> Ending:
 async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random) -> Reported:
     # An attempt told twice in one batch (a repeat that overtook its answer) counts once.
     unique = {(e.finished.run_id, e.finished.fence): e for e in endings}
-    batch = list(unique.values())
+    batch = sorted(unique.values(), key=_run_id)  # the order in which the rows are locked
     keys = [(e.worker_id, e.finished.run_id, e.finished.fence, e.finished.outcome) for e in batch]
     async with db.transaction("report", "vital") as connection:
         special = await _look(connection, specs, keys, batch, rng)
         await lock_jobs(connection, special.once)
         await lock_limits(connection, special.limited)
         told = [_columns_of(e, special.verdicts.get(i, _SUCCEEDED)) for i, e in enumerate(batch)]
-        rows = await connection.fetch(SQL["finish"], *columns(told, 13))
+        rows = await connection.fetch(SQL["finish"], *sparse_columns(told))
         freed = await release(connection, special.released)
         done = {(row["id"], row["fence"]) for row in rows}
         accepted = done | await _repeated(connection, [e for e in batch if _key(e) not in done])
@@ -105,6 +106,10 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
 
 
 _SUCCEEDED = ("succeeded", 0.0)
+
+
+def _run_id(ending: Ending) -> str:
+    return ending.finished.run_id
 
 
 def _key(ending: Ending) -> RunKey:
@@ -153,15 +158,16 @@ def _verdict(row: Row, finished: Finished, retry: Any, rng: random.Random) -> tu
 def _columns_of(ending: Ending, verdict: tuple[str, float]) -> tuple[Any, ...]:
     f = ending.finished
     error = f.error
+    ended_well = verdict is _SUCCEEDED
     return (
         ending.worker_id,
         f.run_id,
         f.fence,
-        f.outcome,
-        verdict[0],
-        verdict[1],
-        min(max(f.held_ms, 0.0), 1e12),
-        min(max(f.ran_ms, 0.0), 1e12),
+        None if ended_well else f.outcome,
+        None if ended_well else verdict[0],
+        None if ended_well else verdict[1],
+        f.held_ms if 0 <= f.held_ms < _LONGEST_MS else 0.0,
+        f.ran_ms if 0 <= f.ran_ms < _LONGEST_MS else 0.0,
         f.exit_code,
         None if error is None else _storable(error.class_[:256]),
         None if error is None else _storable(error.message[:ERROR_LIMIT]),

@@ -4,16 +4,24 @@
 select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version, r.failures, r.losses,
        r.once, r.limited, r.overlap in ('queue', 'queue_all') as queues, r.state
   from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) with ordinality as i(worker_id, id, fence, outcome, n)
-  join runs r on r.worker_id = i.worker_id and r.id = i.id and r.state in ('running', 'stopping') and r.fence = i.fence
- where i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all')
+ cross join lateral (
+        -- The limit keeps the planner from turning the join round: statistics that know of nothing running would make
+        -- it read everything that runs once per report.
+        select * from runs r
+         where r.worker_id = i.worker_id and r.id = i.id and r.state in ('running', 'stopping')
+         limit 1) r
+ where r.fence = i.fence and (i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all'))
 
 -- :name finish
 -- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
--- A stale fence finds no row, changes nothing, and is not answered.
+-- A stale fence finds no row, changes nothing, and is not answered. The arrays come in the order of ids, and so do
+-- the locks; an array that would hold only nulls may be empty.
 --   $1 worker  $2 run  $3 fence  $4 outcome  $5 next state  $6 delay  $7 held_ms  $8 ran_ms  $9 exit code
 --   $10 error class  $11 error  $12 result  $13 usage
 with told as (
-    select *
+    select t.worker_id, t.id, t.fence, coalesce(t.outcome, 'succeeded') as outcome,
+           coalesce(t.next, 'succeeded') as next, coalesce(t.delay, 0) as delay, t.held_ms, t.ran_ms, t.exit_code,
+           t.error_class, t.error, t.result, t.usage
       from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::float8[], $7::float8[],
                   $8::float8[], $9::int[], $10::text[], $11::text[], $12::text[], $13::text[])
            as t(worker_id, id, fence, outcome, next, delay, held_ms, ran_ms, exit_code, error_class, error, result, usage)
@@ -25,12 +33,14 @@ held as materialized (
            r.max_attempts, r.scheduled_for, r.ready_at, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
            t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage,
            -- Success and cancel race: what was done is done; anything else ends the way that was asked for.
-           case when r.state = 'stopping' and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
+           case when r.stop_reason is not null and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
       from told t
-      join runs r on r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
-                 and r.fence = t.fence
-     order by r.id
-       for update of r
+     cross join lateral (
+            select * from runs r
+             where r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
+               and r.fence = t.fence
+             limit 1
+               for update) r
 ),
 again as (
     update runs r
@@ -38,7 +48,7 @@ again as (
            ready_at = now() + h.delay * interval '1 second',
            order_key = now() + h.delay * interval '1 second' - (r.priority - 500) * p.head_start
       from held h, lanes l, pools p
-     where h.next = 'staged' and r.tenant_id = h.tenant_id and r.id = h.id and r.state in ('running', 'stopping')
+     where h.next = 'staged' and r.tenant_id = h.tenant_id and r.id = h.id
        and l.id = r.lane_id and p.name = l.pool
     returning r.tenant_id, r.id, r.lane_id, r.ready_at, r.order_key
 ),
@@ -89,29 +99,32 @@ select i.id::text as id, i.fence
  where h.fence = i.fence and h.worker_id = i.worker_id and h.outcome = i.outcome
 
 -- :name give_back
--- running → ready, stopping → cancelled: handed back before it started. Costs neither a failure nor a loss.
+-- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to
+-- be stopped.
 with told as (
     select * from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
 ),
 held as materialized (
-    select r.tenant_id, r.id, r.state
+    select r.tenant_id, r.id, r.stop_reason
       from told t
-      join runs r on r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
-                 and r.fence = t.fence
-     order by r.id
-       for update of r
+     cross join lateral (
+            select * from runs r
+             where r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
+               and r.fence = t.fence
+             limit 1
+               for update) r
 ),
 back as (
     update runs r
        set state = 'ready', worker_id = null, claim_id = null
       from held h
-     where h.state = 'running' and r.tenant_id = h.tenant_id and r.id = h.id and r.state = 'running'
+     where h.stop_reason is null and r.tenant_id = h.tenant_id and r.id = h.id
     returning r.tenant_id, r.id, r.fence, r.lane_id, r.ready_at, r.order_key
 ),
 ended as (
     delete from runs r
      using held h
-     where h.state = 'stopping' and r.tenant_id = h.tenant_id and r.id = h.id
+     where h.stop_reason is not null and r.tenant_id = h.tenant_id and r.id = h.id
     returning r.*, 'cancelled' as final_state, 'cancelled' as reason
 ),
 -- :include record_ended

@@ -84,8 +84,8 @@ async def submit_jobs(
         answers |= await _replays(connection, {i: (requests[i].wish, 201, [ids[i]]) for i in open_})
         open_ = [i for i in open_ if i not in answers]
         stored = await _store_jobs(connection, [(ids[i], requests[i]) for i in open_], lane_of, now)
-        refused = [i for i in open_ if ids[i] not in stored]
-        answers |= {i: _name_taken(requests[i].spec) for i in refused}
+        refused = {i: _name_taken(requests[i].spec) for i in open_ if ids[i] not in stored}
+        answers |= _followers(answers, {ids[i]: problem for i, problem in refused.items()}) | refused
         await _drop_keys(connection, [requests[i].wish for i in refused])
         kept = [(ids[i], requests[i]) for i in open_ if ids[i] in stored]
         staged = await _give_first_fires(connection, kept, now, horizon)
@@ -104,11 +104,10 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
         answers |= await _replays(connection, {i: (r.wish, r.status, ids[i]) for i, r in enumerate(requests)})
         open_ = [i for i in range(len(requests)) if i not in answers]
         states = await _job_states(connection, [(requests[i].who.tenant_id, requests[i].job_id) for i in open_])
-        for i in open_:
-            state = states.get((requests[i].who.tenant_id, requests[i].job_id))
-            if problem := _no_more_runs(state):
-                answers[i] = problem
-                await _drop_keys(connection, [requests[i].wish])
+        found = {i: _no_more_runs(states.get((requests[i].who.tenant_id, requests[i].job_id))) for i in open_}
+        refused = {i: problem for i, problem in found.items() if problem is not None}
+        answers |= _followers(answers, {ids[i][0]: problem for i, problem in refused.items()}) | refused
+        await _drop_keys(connection, [requests[i].wish for i in refused])
         open_ = [i for i in open_ if i not in answers]
         rows = await stage(connection, [run for i in open_ for run in _new_runs(requests[i], ids[i], now)])
         await audit.record_all(
@@ -155,7 +154,8 @@ async def _replays(connection: Connection, wishes: dict[int, tuple[Wish | None, 
     wanted = [(i, wish, status, ids) for i, (wish, status, ids) in wishes.items() if wish is not None]
     if not wanted:
         return {}
-    batch = [(*wish, status, f"{{{','.join(ids)}}}") for _, wish, status, ids in wanted]
+    # In the order of the keys, as every node takes them: two commits that share keys wait, and never in a circle.
+    batch = sorted((*wish, status, f"{{{','.join(ids)}}}") for _, wish, status, ids in wanted)
     new = {row["first_id"] for row in await connection.fetch(SQL["new_keys"], *columns(batch, 5))}
     taken = [(i, wish) for i, wish, _, ids in wanted if ids[0] not in new]
     if not taken:
@@ -171,6 +171,12 @@ async def _replays(connection: Connection, wishes: dict[int, tuple[Wish | None, 
             else InvalidInput("this Idempotency-Key was used for another call", code="idempotency_mismatch")
         )
     return out
+
+
+def _followers(answers: dict[int, Answer], refused: dict[str, ApiProblem]) -> dict[int, Answer]:
+    """A repeat that shares its first call's commit shares its refusal, too: there is no reply to replay."""
+    replays = {i: a for i, a in answers.items() if isinstance(a, Replay)}
+    return {i: refused[a.ids[0]] for i, a in replays.items() if a.ids[0] in refused}
 
 
 async def _drop_keys(connection: Connection, wishes: list[Wish | None]) -> None:
@@ -199,7 +205,8 @@ async def _store_jobs(
             encode(r.spec.tags).decode() if r.spec.tags else None,
             now,  # the very instant the first fire is counted from: `every` is anchored at it
         )
-        for id_, r in jobs
+        # In the order of the names, as every node takes them: two commits that share names never wait in a circle.
+        for id_, r in sorted(jobs, key=lambda j: (j[1].who.tenant_id, j[1].spec.name or ""))
     ]
     if not rows:
         return set()

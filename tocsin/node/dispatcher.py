@@ -176,8 +176,8 @@ class Dispatcher(Loop):
                 if given[id(poll)] or poll.closed:
                     poll.settle(given[id(poll)])
             self.polls = [poll for poll in self.polls if not poll.answer.done()]
-        self._learn(shares, taken.rows, polls[0].worker.pool)
-        return bool(taken.rows or taken.judged) or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
+        self._learn(shares, taken, polls[0].worker.pool)
+        return taken.left.total() > 0
 
     def _shares(self, lanes: frozenset[int], slots: int, pool: str) -> list[Share]:
         """How much each tenant may take now, and from which of its lanes: the one whose first run is foremost."""
@@ -198,20 +198,21 @@ class Dispatcher(Loop):
         self._looked_back = time.monotonic()
         return self.db.clock.now() - _LOOK_BACK
 
-    def _learn(self, shares: Sequence[Share], rows: list[Row], pool: str) -> None:
-        counts: dict[tuple[int, int], int] = defaultdict(int)
+    def _learn(self, shares: Sequence[Share], taken: claim.Taken, pool: str) -> None:
         last: dict[tuple[int, int], datetime] = {}
-        for row in rows:
+        given: dict[int, int] = defaultdict(int)
+        for row in taken.rows:
             key = row["lane_id"], row["tenant_id"]
-            counts[key] += 1
-            last[key] = max(last.get(key, THE_BEGINNING), row["order_key"])
+            given[key[1]] += 1
+            if key not in last or last[key] < row["order_key"]:
+                last[key] = row["order_key"]
         for share in shares:
             key = share.lane_id, share.tenant_id
             place = self._places[key]
-            place.may_have = counts[key] >= share.most
-            if key in last:
-                place.floor = last[key]
-                self._times[pool].charge(share.tenant_id, counts[key], self._weights.get(share.tenant_id, 1))
+            place.may_have = taken.left[key] >= share.most
+            place.floor = last.get(key, place.floor)
+        for tenant, count in given.items():
+            self._times[pool].charge(tenant, count, self._weights.get(tenant, 1))
 
     async def _scan(self) -> None:
         """Look from the very beginning who has something, and put what is due but cannot start in order."""

@@ -126,6 +126,9 @@ class Gateway:
             accepted |= await self._give_back([Returned(worker_id, r, f) for r, f in body.returned])
         if body.running is not None:
             await self._compare(session, body)
+        if body.leaving:
+            await fleet.leave(self._db, worker_id)
+            self._sessions.pop(worker_id, None)
         orders, session.orders = session.orders, []
         return ReportAnswer(
             accepted=[key for key in told if key in accepted],
@@ -222,16 +225,17 @@ class Gateway:
         )
 
     def _claimed_run(self, row: Row, stored: StoredSpec, shared: bool, packed: bool) -> ClaimedRun:
-        run_id, fence = row["id"], row["fence"]
+        run_id, fence, ready_at, scheduled_for = row["id"], row["fence"], row["ready_at"], row["scheduled_for"]
+        start_at = iso(ready_at)
         return ClaimedRun(
             run_id=run_id,
             attempt=row["attempt"],
             fence=fence,
-            start_at=iso(row["ready_at"]),
+            start_at=start_at,
             timeout_ms=stored.timeout_ms,
             job_id=row["job_id"],
             job_name=stored.name,
-            scheduled_for=iso(row["scheduled_for"]),
+            scheduled_for=start_at if scheduled_for == ready_at else iso(scheduled_for),
             spec=None if shared else stored.msgpack if packed else stored.json,
             spec_ref=f"{row['job_id']}:{row['job_version']}" if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),

@@ -35,8 +35,15 @@ _SESSION = {
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# The queue's statements have one right plan, by index, however empty or stale the statistics are.
-_ENGINE = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off"}
+# The queue's statements have one right plan, by index from what is asked for to the rows, however empty or stale the
+# statistics are; without sequential scans and other joins there is no way to turn it round.
+_ENGINE = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
+}
 _ROLE: dict[str, dict[str, str]] = {
     "owner": {"role": "tocsin_owner", "statement_timeout": "0"},
     "engine": {"role": "tocsin_engine"} | _ENGINE,
@@ -130,7 +137,7 @@ class Database:
 
     async def open(self) -> None:
         """Open the pools and refuse a database that cannot keep our promises."""
-        sizes = {"engine": ("engine", self._size), "vital": ("engine", 4), "app": ("app", self._size)}
+        sizes = {"engine": ("engine", self._size), "vital": ("engine", 6), "app": ("app", self._size)}
         for name, (role, size) in sizes.items():
             self._pools[name] = await self._pool(role, size)
         await self._refuse_unsafe()
@@ -256,6 +263,11 @@ class Database:
     async def notify(self, channel: str, payload: str) -> None:
         """Send a hint, in a transaction of its own."""
         await self.fetch("vital", SQL["notify"], channel, payload)
+
+
+def sparse_columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The same, with an empty array for a column without any value: `unnest` fills it up with nulls."""
+    return [[] if column.count(None) == len(column) else list(column) for column in zip(*rows, strict=True)]
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:

@@ -46,6 +46,8 @@ Handler = Callable[["Call"], Awaitable[Response]]
 CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
+# The escape of U+0000, which PostgreSQL stores nowhere; an escaped backslash before the letters is none.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _PATH = re.compile(r" - at `\$?(?P<path>[^`]*)`$")
 
 
@@ -123,11 +125,15 @@ class Call:
         given = dict(self.request.query_params)
         for name in given.keys() - set(names):
             raise BadRequest(f"unknown query parameter {name!r}", code="unknown_parameter")
+        if any("\0" in value for value in given.values()):
+            raise BadRequest("the character U+0000 is found nowhere", code="nul_character")
         return {k: v for k, v in given.items() if v != ""}
 
 
 def decode_json(decoder: Callable[[bytes], T], body: bytes) -> T:
     """Decode strictly, and say what is wrong where."""
+    if _NUL.search(body):
+        raise InvalidInput("the character U+0000 cannot be stored", code="nul_character")
     try:
         return decoder(body)
     except msgspec.ValidationError as error:
@@ -190,6 +196,16 @@ def instant_of(query: dict[str, str], name: str) -> datetime | None:
         return Instant.parse(query[name].replace(" ", "+")).at
     except ValueError as error:
         raise BadRequest(f"{name}: {error}", code="invalid_time") from None
+
+
+def number_of(query: dict[str, str], name: str) -> int | None:
+    """A count from the query."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise BadRequest(f"{name} is a number", code="invalid_number")
+    return int(text)
 
 
 def id_of(query: dict[str, str], name: str) -> str | None:

@@ -24,6 +24,7 @@ from tocsin.node.server.http import (
     id_of,
     instant_of,
     limit_of,
+    number_of,
     page,
     tag_of,
 )
@@ -213,8 +214,7 @@ async def get_logs(call: Call) -> Response:
     query = call.query("attempt", "stream", "after", "limit")
     run = await history.get_run(call.node.db, call.who, call.id())
     limit = limit_of(query)
-    attempt = int(query["attempt"]) if query.get("attempt", "").isdigit() else None
-    after = int(query["after"]) if query.get("after", "").isdigit() else 0
+    attempt, after = number_of(query, "attempt"), number_of(query, "after") or 0
     lines, more = await logs.read(
         call.node.db, call.node.objects, call.who, run["id"], attempt, query.get("stream"), after, limit
     )
@@ -293,8 +293,7 @@ async def create_tenant(call: Call) -> Response:
 async def list_tenants(call: Call) -> Response:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
-    cursor = query.get("cursor", "")
-    items = await keys.list_tenants(call.node.db, int(cursor) if cursor.isdigit() else None, limit + 1)
+    items = await keys.list_tenants(call.node.db, number_of(query, "cursor"), limit + 1)
     return answer(page(items, limit))
 
 
