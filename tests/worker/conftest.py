@@ -61,7 +61,7 @@ async def shared() -> AsyncIterator[Gateway]:
 async def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
     """Wait for something outside the protocol to become true."""
     async with asyncio.timeout(within):
-        while not (found := condition()):
+        while not (found := condition()):  # noqa: ASYNC110 (nobody would set an event)
             await asyncio.sleep(0.01)
         return found
 

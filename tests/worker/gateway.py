@@ -52,7 +52,7 @@ class Gateway:
         app.router.add_post("/v1/worker/{id}/claim", self._claim)
         app.router.add_post("/v1/worker/{id}/report", self._report)
         app.router.add_post("/v1/worker/{id}/logs", self._logs)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -133,9 +133,7 @@ class Gateway:
         worker_id = f"worker-{len(self.registered)}"
         self.worker_ids.append(worker_id)
         await self._tell()
-        return _answer(
-            wire.Registered(worker_id=worker_id, lease_seconds=self.lease, heartbeat_seconds=self.heartbeat)
-        )
+        return _answer(wire.Registered(worker_id=worker_id, lease_seconds=self.lease, heartbeat_seconds=self.heartbeat))
 
     async def _claim(self, request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=wire.Claim)
@@ -148,6 +146,7 @@ class Gateway:
             taken = await self._take(body.slots, body.wait)
         finally:
             self.claims_open -= 1
+            await self._tell()
         specs = {run.spec_ref: msgspec.Raw(_pack(spec)) for run, spec in taken}
         return _answer(
             wire.ClaimAnswer(claim_id=next(self._claim_ids), runs=[run for run, _ in taken], specs=specs)  # type: ignore[arg-type]
@@ -225,5 +224,3 @@ def _answer(value: Any) -> web.Response:
 
 def _problem(status: int, body: dict[str, Any]) -> web.Response:
     return web.json_response(body, status=status, content_type="application/problem+json")
-
-

@@ -11,6 +11,7 @@ from tocsin.worker.executors import process, python
 
 given = json.loads(sys.argv[1])
 process.STOP_GRACE = python.STOP_GRACE = given.get("grace", 5.0)
+python._BACK_OFF = (0.0,) * 5
 if "drain_grace" in given:
     agent.Drain = lambda: session.Drain(given["drain_grace"])  # type: ignore[assignment,misc]
 sys.exit(

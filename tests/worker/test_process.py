@@ -38,7 +38,10 @@ async def test_a_program_that_cannot_start(shared: Gateway, command: str) -> Non
 
 
 async def test_what_a_program_sees(shared: Gateway) -> None:
-    code = "import os,sys,json; print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), os.getsid(0)==os.getpid()]))"
+    code = (
+        "import os, sys, json;"
+        "print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), os.getsid(0) == os.getpid()]))"
+    )
     run = shared.process(
         sys.executable, "-c", code, env={"MINE": "ü"}, cwd="/tmp", stdin="hello" * 10_000, args={"day": 3}
     )
@@ -63,7 +66,9 @@ async def test_a_program_that_outlives_its_timeout_is_asked_first(shared: Gatewa
 
 async def test_a_timeout_kills_the_whole_tree(shared: Gateway) -> None:
     """A grandchild that left the session, and one that also ignores the polite signal."""
-    script = "trap '' TERM; setsid sleep 300 & echo pid $!; (trap '' TERM; sleep 300) & echo pid $!; sleep 300; sleep 300"
+    script = (
+        "trap '' TERM; setsid sleep 300 & echo pid $!; (trap '' TERM; sleep 300) & echo pid $!; sleep 300; sleep 300"
+    )
     run = shared.process("bash", "-c", script, timeout=0.5)
     end = await shared.end_of(run)
     assert end.outcome == "timeout"

@@ -114,7 +114,9 @@ async def test_a_call_that_cannot_be_interrupted_takes_the_runner_along(shared: 
 async def test_a_blocked_loop_neither_stops_heartbeats_nor_outlives_its_timeout(shared: Gateway) -> None:
     run = shared.python("block_loop", 60, timeout=1.0)
     before = len(shared.reports)
-    beats = await shared.until(lambda: [r for r in shared.reports[before:] if (run.run_id, run.fence) in (r.running or [])])
+    beats = await shared.until(
+        lambda: [r for r in shared.reports[before:] if (run.run_id, run.fence) in (r.running or [])]
+    )
     assert beats
     assert (await shared.end_of(run)).outcome == "timeout"
 
@@ -131,7 +133,9 @@ async def test_a_crash_fails_what_was_running_and_returns_what_was_not(shared: G
     behind = [shared.python("math.add", 1) for _ in range(4)]
     assert (await shared.end_of(at_once)).error.class_ == "crashed"  # type: ignore[union-attr]
     # The rest came in the same frame and was handed back, or in a later one and was served by the next runner.
-    await shared.until(lambda: all((r.run_id, r.fence) in shared.returned or r.run_id in shared.finished for r in behind))
+    await shared.until(
+        lambda: all((r.run_id, r.fence) in shared.returned or r.run_id in shared.finished for r in behind)
+    )
     assert all(shared.finished[r.run_id].outcome == "succeeded" for r in behind if r.run_id in shared.finished)
 
 

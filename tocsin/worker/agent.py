@@ -19,8 +19,10 @@ from tocsin.worker import proctree
 from tocsin.worker.executors import Executor
 from tocsin.worker.executors.process import ProcessExecutor
 from tocsin.worker.executors.python import PythonExecutor
+from tocsin.worker.guard import Guard
 from tocsin.worker.link import Link, Refused, UnknownWorker, Unreachable
 from tocsin.worker.session import Drain, LeaseOver, Session
+from tocsin.worker.timing import Lease
 
 log = get_logger("worker")
 
@@ -38,6 +40,7 @@ class Agent:
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._drain = Drain()
         mark, children = secrets.token_hex(8), set[int]()
+        self._guard = Guard(mark, children)
         self._executors: dict[str, Executor] = {"process": ProcessExecutor(self._link.url, mark, children)}
         self._python: PythonExecutor | None = None
         if module is not None:
@@ -58,6 +61,7 @@ class Agent:
         finally:
             for executor in self._executors.values():
                 await executor.close()
+            self._guard.close()
         return 0
 
     async def _sessions(self) -> None:
@@ -75,6 +79,7 @@ class Agent:
             for executor in self._executors.values():
                 executor.silence()
                 await executor.kill_all()
+            self._guard.lease_until(0)
 
     async def _register(self) -> Session | None:
         """Try until the server answers; None if we are asked to stop meanwhile."""
@@ -97,8 +102,9 @@ class Agent:
                 log.warning("the server does not answer", url=self._link.url, why=str(exc))
                 await self._pause(random.uniform(0.5, 1) * min(0.1 * 2**failures, _MOST_BETWEEN_REGISTERS))
                 continue
+            lease = Lease(registered.lease_seconds, sent, self._guard.lease_until)
             log.info("registered", worker=registered.worker_id, pool=self._pool, slots=self._slots)
-            return Session(self._link, registered, sent, self._executors, self._slots, self._drain)
+            return Session(self._link, registered, self._executors, self._slots, self._drain, lease)
         return None
 
     async def _pause(self, seconds: float) -> None:

@@ -6,20 +6,16 @@ environment variable that every descendant inherits. Orphans come to the agent, 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 
 MARK = "_TOCSIN_TREE"  # not TOCSIN_…: those names are settings, and unknown ones are refused
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-_KILL_FOR = 5.0
-_LOOK_AGAIN = 0.01
 
 
 def adopt_orphans() -> None:
@@ -53,20 +49,23 @@ def _processes() -> Iterator[tuple[int, int, int, bool]]:
                 yield int(name), int(fields[1]), int(fields[2]), fields[0] in (b"Z", b"X")
 
 
-def _has_mark(pid: int, mark: bytes) -> bool:
+def _has_mark(pid: int, start: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
-            return mark in environ.read().split(b"\0")
+            return start in b"\0" + environ.read()
     except OSError:
         return False
 
 
 def members(root: int, mark: str) -> list[int]:
-    """Living processes of the tree whose first process is, or was, `root`."""
-    line = f"{MARK}={mark}".encode()
+    """Living processes of the tree whose first process is, or was, `root` (0: only the mark counts).
+
+    A mark also stands for all marks that begin with it.
+    """
+    line = f"\0{MARK}={mark}".encode()
     table = [(pid, parent, group) for pid, parent, group, zombie in _processes() if not zombie]
     me = os.getpid()
-    found = {pid for pid, _, group in table if pid == root or group == root}
+    found = {pid for pid, _, group in table if root and (pid == root or group == root)}
     found |= {pid for pid, _, _ in table if pid != me and pid not in found and _has_mark(pid, line)}
     grew = True
     while grew:
@@ -89,16 +88,6 @@ def kill_once(root: int, mark: str) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return len(found)
-
-
-async def kill_tree(root: int, mark: str) -> bool:
-    """Kill the whole tree; True once nothing of it lives, False if something outlived five seconds of killing."""
-    until = time.monotonic() + _KILL_FOR
-    while kill_once(root, mark):
-        if time.monotonic() > until:
-            return False
-        await asyncio.sleep(_LOOK_AGAIN)
-    return True
 
 
 def has_orphans(known: set[int]) -> bool:

@@ -58,16 +58,16 @@ class Session:
         self,
         link: Link,
         registered: wire.Registered,
-        sent: float,
         executors: dict[str, Executor],
         slots: int,
         drain: Drain,
+        lease: Lease,
     ) -> None:
         self.worker_id = registered.worker_id
         self._link, self._executors, self._slots, self._drain = link, executors, slots, drain
         self._heartbeat = registered.heartbeat_seconds
-        self._lease = Lease(registered.lease_seconds, sent)
-        self._timeout = registered.lease_seconds * 0.4
+        self._lease = lease
+        self._timeout = lease.seconds * 0.4
         self._clock = ServerClock()
         self._logs = LogShipper(link, self.worker_id, self.check_lease)
         self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 
 from tocsin.clock import boottime
@@ -15,8 +16,11 @@ class Lease:
     here before it can end on the server.
     """
 
-    def __init__(self, seconds: float, sent: float) -> None:
+    def __init__(
+        self, seconds: float, sent: float, on_renewal: Callable[[float], None] = lambda deadline: None
+    ) -> None:
         self.seconds = seconds
+        self._on_renewal = on_renewal
         self.margin = min(2.0, seconds / 5)
         self.deadline = 0.0
         self.renew(sent)
@@ -24,6 +28,7 @@ class Lease:
     def renew(self, sent: float) -> None:
         """A report sent at the `boottime` instant `sent` was answered."""
         self.deadline = max(self.deadline, sent + self.seconds - self.margin)
+        self._on_renewal(self.deadline)
 
     @property
     def remaining(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -11,9 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunError, RunKey
+from tocsin.worker import proctree
 from tocsin.worker.frames import Outcome
 
 STOP_GRACE = 5.0  # between asking a run to stop and killing it
+
+_KILL_FOR = 5.0
+_LOOK_AGAIN = 0.01
 
 
 class ProcessTarget(Struct, tag_field="kind", tag="process"):
@@ -131,6 +136,16 @@ class Executor(ABC):
     async def close(self) -> None:
         """Leave nothing behind."""
         await self.kill_all()
+
+
+async def kill_tree(root: int, mark: str) -> bool:
+    """Kill the whole tree; True once nothing of it lives, False if something outlived five seconds of killing."""
+    until = time.monotonic() + _KILL_FOR
+    while proctree.kill_once(root, mark):
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(_LOOK_AGAIN)
+    return True
 
 
 class _NoSink:

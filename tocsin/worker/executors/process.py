@@ -15,7 +15,7 @@ import msgspec
 
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import proctree
-from tocsin.worker.executors import STOP_GRACE, Attempt, Executor, ProcessTarget
+from tocsin.worker.executors import STOP_GRACE, Attempt, Executor, ProcessTarget, kill_tree
 from tocsin.worker.lines import LineSplitter, OutputLimit
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SSL_CERT_FILE")
@@ -100,7 +100,7 @@ class ProcessExecutor(Executor):
 
     def mark_of(self, attempt: Attempt) -> str:
         """What every process of the attempt's tree carries in its environment."""
-        return f"{self._mark}:{attempt.run.run_id}:{attempt.run.fence}"
+        return f"{self._mark}:{attempt.run.run_id}:{attempt.run.fence};"
 
     async def _supervise(self, attempt: Attempt, process: _Process) -> None:
         await process.run(attempt.run.timeout_ms / 1000)
@@ -118,7 +118,7 @@ class ProcessExecutor(Executor):
         else is left of the tree has become, or descends from, an orphan of ours.
         """
         if proctree.has_orphans(self._children):
-            process.tree_gone = await proctree.kill_tree(process.popen.pid, self.mark_of(attempt))
+            process.tree_gone = await kill_tree(process.popen.pid, self.mark_of(attempt))
             proctree.has_orphans(self._children)
 
 
@@ -154,7 +154,7 @@ class _Process:
             self._grace.cancel()
         if not self._exited.done():
             root, mark = self.popen.pid, self._executor.mark_of(self._attempt)
-            self.tree_gone = await proctree.kill_tree(root, mark)
+            self.tree_gone = await kill_tree(root, mark)
             await self._exited
 
     def stop(self, why: str) -> None:

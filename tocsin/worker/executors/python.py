@@ -21,7 +21,7 @@ from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import proctree
 from tocsin.worker.channel import Channel
-from tocsin.worker.executors import STOP_GRACE, Attempt, Executor
+from tocsin.worker.executors import STOP_GRACE, Attempt, Executor, kill_tree
 from tocsin.worker.frames import ENDED, NOT_STARTED, Call, CallTarget, Done, Orders, Replies, Table
 
 log = get_logger("runner")
@@ -43,7 +43,7 @@ class PythonExecutor(Executor):
         self.functions: list[str] = []
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._command = [sys.executable, "-m", "tocsin.worker.runner", module, url, str(slots)]
-        self._mark, self._children = f"{mark}:runner", children
+        self._mark, self._children = f"{mark}:runner;", children
         self._slots = slots
         self._runner: _Runner | None = None
         self._waiting: dict[Attempt, None] = {}  # until there is a runner
@@ -223,7 +223,7 @@ class _Runner:
         """Kill it and what it started; returns when it has ended and its attempts are accounted for."""
         self._killed = True
         if not self.exited.done():
-            await proctree.kill_tree(self._popen.pid, self._mark)
+            await kill_tree(self._popen.pid, self._mark)
             await self.exited
 
     def how_it_ended(self) -> str:

@@ -1,0 +1,97 @@
+"""The parts that need no process: lines, clocks, frames."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from tocsin.client.app import App
+from tocsin.clock import boottime
+from tocsin.worker.channel import Channel
+from tocsin.worker.lines import LINE_BYTES, LineSplitter, OutputLimit, clean
+from tocsin.worker.timing import Lease, ServerClock, instant
+
+
+def test_lines_come_out_whole_however_the_bytes_come_in() -> None:
+    data = b"one\ntwo\r\n\nlast"
+    for size in range(1, len(data) + 1):
+        splitter = LineSplitter()
+        lines = [line for i in range(0, len(data), size) for line in splitter.feed(data[i : i + size])]
+        assert [*lines, *splitter.end()] == ["one", "two", "", "last"]
+
+
+def test_a_line_without_end_is_cut_and_not_gathered() -> None:
+    splitter = LineSplitter()
+    lines = [line for _ in range(100) for line in splitter.feed(b"x" * 1000)]
+    assert sum(map(len, lines)) > 100_000 - LINE_BYTES - 1000 and max(map(len, lines)) == LINE_BYTES
+
+
+def test_what_no_store_takes_is_escaped() -> None:
+    assert clean("a\tb\0c\ud800d\u2028\x7f") == "a\tb\\x00c\\ud800d\\u2028\\x7f"
+
+
+def test_the_output_limit_says_so_once() -> None:
+    limit = OutputLimit()
+    line = "x" * (1 << 20)
+    kept = [limit.take([line]) for _ in range(12)]
+    assert [len(lines) for lines, _ in kept] == [1] * 10 + [0, 0] and "dropped" in kept[9][0][0]
+    assert sum(dropped for _, dropped in kept) == 3
+
+
+def test_a_lease_counts_from_before_the_report_was_sent() -> None:
+    sent = boottime() - 7.0
+    lease = Lease(10.0, sent)
+    assert lease.margin == 2.0 and lease.deadline == sent + 8.0 and not lease.over
+    lease.renew(sent - 5.0)  # an older answer that comes late shortens nothing
+    assert lease.deadline == sent + 8.0
+    assert Lease(10.0, sent - 1.1).over
+
+
+def test_the_servers_clock_is_never_ahead_and_follows_a_step_back() -> None:
+    clock = ServerClock()
+    base = instant("2026-12-01T09:00:00.000000Z")
+    clock.observe("2026-12-01T09:00:00.000000Z", 100.0, 103.0)
+    assert clock.monotonic_of(base) == 103.0
+    clock.observe("2026-12-01T09:00:10.000000Z", 110.0, 110.5)  # a quicker answer knows better
+    assert clock.monotonic_of(base) == 100.5
+    clock.observe("2026-12-01T09:00:20.000000Z", 120.0, 125.0)  # a slow one teaches nothing
+    assert clock.monotonic_of(base) == 100.5
+    clock.observe("2026-12-01T08:59:00.000000Z", 130.0, 130.1)  # stepped back 90 s
+    assert clock.monotonic_of(base) == pytest.approx(190.1)
+
+
+async def test_a_channel_carries_large_frames_both_ways_and_is_read_to_the_end() -> None:
+    a, b = socket.socketpair()
+    got: list[bytes] = []
+    closed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    left, right = Channel(a, loop, got.append, closed.set), Channel(b, loop, got.append, closed.set)
+    frames = [b"", b"x", b"y" * 3_000_000, b"z"]
+    for frame in frames:
+        left.send(frame)
+    async with asyncio.timeout(5):
+        while len(got) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert got == frames and left.backlog == 0
+        left.send(b"last words")
+        left.close()
+        right.drain()
+    assert got[-1] == b"last words" and closed.is_set()
+
+
+def test_an_app_names_its_functions() -> None:
+    app = App()
+
+    @app.function
+    def plain() -> None: ...
+
+    @app.function("dotted.name")
+    async def other(ctx: object) -> None: ...
+
+    assert set(app.functions) == {"plain", "dotted.name"}
+    assert not app.functions["plain"].is_async and not app.functions["plain"].wants_context
+    assert app.functions["dotted.name"].is_async and app.functions["dotted.name"].wants_context
+    with pytest.raises(ValueError, match="plain"):
+        app.function("plain")(other)

@@ -1,0 +1,171 @@
+"""The agent's duties: lease, reports, orders, drain; each against a real worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tocsin.worker.timing import instant
+
+from .conftest import alive, started, until, worker
+from .gateway import Gateway
+
+FOREVER = ("bash", "-c", "setsid sleep 300 & echo $!; sleep 300")
+
+
+async def test_a_heartbeat_lists_all_that_runs() -> None:
+    async with started(heartbeat=0.1) as (gateway, _):
+        runs = [gateway.process("sleep", "300") for _ in range(3)]
+        keys = {(run.run_id, run.fence) for run in runs}
+        await gateway.until(lambda: [r for r in gateway.reports if set(r.running or []) == keys and r.last_claim])
+
+
+async def test_a_lost_reply_is_answered_by_the_same_report_again() -> None:
+    async with started(heartbeat=5.0) as (gateway, _):
+        gateway.report_faults = ["lost_reply", "503"]
+        await gateway.end_of(gateway.process("true"))
+        await gateway.until(lambda: len(gateway.reports) == 3)  # the first heartbeat, and the result twice
+        assert len(gateway.report_bodies) == 4
+        assert gateway.report_bodies[1] == gateway.report_bodies[2] == gateway.report_bodies[3]
+        second = gateway.process("true")
+        await gateway.end_of(second)
+        assert [end.run_id for end in gateway.reports[-1].finished] == [second.run_id]  # settled is settled
+
+
+async def test_superseded_settles_a_result() -> None:
+    async with started(heartbeat=5.0) as (gateway, _):
+        run = gateway.process("true")
+        gateway.superseded.add(run.run_id)
+        await gateway.end_of(run)
+        second = gateway.process("true")
+        await gateway.end_of(second)
+        assert [end.run_id for report in gateway.reports for end in report.finished] == [run.run_id, second.run_id]
+
+
+async def test_when_the_lease_is_over_all_trees_are_killed_before_the_server_gives_them_away() -> None:
+    async with started(lease=2.0, heartbeat=0.2) as (gateway, _):
+        run = gateway.process(*FOREVER)
+        pid = int(await gateway.line_of(run, ""))
+        await gateway.until(lambda: gateway.reports)
+        gateway.deaf, began = True, time.monotonic()
+        await until(lambda: not alive(pid))
+        assert time.monotonic() - began < 2.0
+        gateway.deaf = False
+        await gateway.until(lambda: len(gateway.registered) == 2)  # as somebody new, without the old result
+        assert (await gateway.end_of(gateway.process("true"))).outcome == "succeeded"
+        assert run.run_id not in gateway.finished
+
+
+async def test_a_worker_that_slept_through_its_lease_says_nothing_of_the_past() -> None:
+    async with started(lease=1.0, heartbeat=0.2, module="sample:app") as (gateway, process):
+        keeps = gateway.process(*FOREVER)
+        pid = int(await gateway.line_of(keeps, ""))
+        ends_meanwhile = [gateway.process("sleep", "0.5"), gateway.python("sleep", 0.5)]
+        await gateway.until(lambda: [r for r in gateway.reports if len(r.running or []) == 3])
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.5)  # longer than the lease: this is the fault itself
+        process.send_signal(signal.SIGCONT)
+        await gateway.until(lambda: len(gateway.registered) == 2)
+        await until(lambda: not alive(pid))
+        assert (await gateway.end_of(gateway.python("math.add", 1))).result == 1
+        assert not {run.run_id for run in (keeps, *ends_meanwhile)} & set(gateway.finished)
+
+
+async def test_a_worker_declared_lost_starts_anew() -> None:
+    async with started(heartbeat=0.1, module="sample:app") as (gateway, _):
+        run, call = gateway.process(*FOREVER), gateway.python("sleep", 300)
+        pid = int(await gateway.line_of(run, ""))
+        gateway.unknown.add("worker-1")
+        await gateway.until(lambda: len(gateway.registered) == 2)
+        assert not alive(pid)
+        assert (await gateway.end_of(gateway.python("math.add", 1))).result == 1
+        assert run.run_id not in gateway.finished and call.run_id not in gateway.finished
+
+
+@pytest.mark.parametrize("status", [401, 403, 426])
+async def test_a_refused_worker_says_why_and_exits(status: int) -> None:
+    async with Gateway() as gateway:
+        gateway.refuse = (status, {"code": "nope", "detail": "because of the moon"})
+        async with worker(gateway) as process:
+            assert process.stderr is not None
+            text = (await process.stderr.read()).decode()
+            assert await process.wait() == 1 and "because of the moon" in text
+
+
+async def test_a_module_that_cannot_be_loaded_is_an_error_at_once() -> None:
+    async with Gateway() as gateway, worker(gateway, module="no_such_module:app") as process:
+        assert process.stderr is not None
+        text = (await process.stderr.read()).decode()
+        assert await process.wait() == 1 and "no_such_module" in text
+        assert not gateway.registered
+
+
+async def test_drain_by_signal_hands_back_what_has_not_started_and_waits_for_what_has() -> None:
+    async with started(heartbeat=5.0) as (gateway, process):
+        held = gateway.process("true", in_seconds=60)
+        running = gateway.process("sh", "-c", "echo up; sleep 0.5; echo down")
+        await gateway.line_of(running, "up")
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert gateway.returned == [(held.run_id, held.fence)] and held.run_id not in gateway.finished
+        assert gateway.finished[running.run_id].outcome == "succeeded"
+        assert gateway.text_of(running) == ["up", "down"]
+
+
+async def test_drain_by_the_server_kills_what_does_not_end_in_time() -> None:
+    async with started(heartbeat=0.1, module="sample:app", drain_grace=0.3) as (gateway, process):
+        run, call = gateway.process(*FOREVER), gateway.python("sleep", 300)
+        pid = int(await gateway.line_of(run, ""))
+        gateway.drain = True
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert gateway.finished[run.run_id].outcome == gateway.finished[call.run_id].outcome == "lost"
+        assert not alive(pid) and len(gateway.registered) == 1
+
+
+async def test_a_second_signal_does_not_wait() -> None:
+    async with started(heartbeat=5.0) as (gateway, process):
+        run = gateway.process(*FOREVER)
+        await gateway.line_of(run, "")
+        process.send_signal(signal.SIGINT)
+        await gateway.until(lambda: not gateway.claims_open)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert gateway.finished[run.run_id].outcome == "lost"
+
+
+async def test_a_run_never_starts_before_its_instant_and_can_be_stopped_while_it_waits() -> None:
+    async with started(heartbeat=0.1) as (gateway, _):
+        later = gateway.process("date", "+%s.%N", in_seconds=0.7)
+        never = gateway.process("true", in_seconds=300)
+        end = await gateway.end_of(later)
+        start_at = instant(later.start_at)
+        assert float(gateway.text_of(later)[0]) >= start_at and 500 < end.held_ms < 5000
+        gateway.order_stop(never)
+        end = await gateway.end_of(never)
+        assert end.outcome == "cancelled" and end.ran_ms == 0
+
+
+async def test_nothing_survives_the_sudden_death_of_the_worker() -> None:
+    async with started(module="sample:app") as (gateway, process):
+        run = gateway.process("bash", "-c", "setsid sleep 300 & echo $!; echo $$; sleep 300")
+        await gateway.until(lambda: len(gateway.text_of(run)) == 2)
+        pids = [*map(int, gateway.text_of(run))]
+        pids += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert len(set(pids)) >= 3 and os.getpid() not in pids
+        process.kill()
+        await until(lambda: not any(map(alive, pids)))
+
+
+async def test_slots_bound_what_is_claimed() -> None:
+    async with started(slots=2, heartbeat=0.1) as (gateway, _):
+        first = [gateway.process("sleep", "300") for _ in range(2)]
+        third = gateway.process("true")
+        await gateway.until(lambda: [r for r in gateway.reports if len(r.running or []) == 2])
+        assert third.run_id not in gateway.finished and gateway.queue.qsize() == 1
+        gateway.order_stop(first[0])
+        assert (await gateway.end_of(third)).outcome == "succeeded"
