@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tocsin.errors import Conflict, NotFound
+from tocsin.errors import Conflict, NotFound, PreconditionFailed
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.transitions import SQL as SHARED
@@ -43,11 +43,13 @@ class Controlled(NamedTuple):
 NOTHING = Controlled([], [])
 
 
-async def pause(db: Database, who: Identity, job_id: str, reason: str, wish: Wish | None) -> Controlled:
+async def pause(
+    db: Database, who: Identity, job_id: str, reason: str, wish: Wish | None, version: int | None = None
+) -> Controlled:
     """active → paused. Occurrences nobody holds are retracted; claims that start from now on leave its runs alone."""
     async with db.tenant(who.tenant_id, "control") as connection:
         await recall(connection, wish)
-        job = await _open_job(connection, who, job_id, "paused")
+        job = await _open_job(connection, who, job_id, "paused", version)
         if job["state"] == "active":
             trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
             first = await _retract(connection, who, job_id, trigger)
@@ -60,11 +62,13 @@ async def pause(db: Database, who: Identity, job_id: str, reason: str, wish: Wis
     return NOTHING
 
 
-async def resume(db: Database, who: Identity, job_id: str, reason: str, wish: Wish | None) -> Controlled:
+async def resume(
+    db: Database, who: Identity, job_id: str, reason: str, wish: Wish | None, version: int | None = None
+) -> Controlled:
     """paused → active. What a schedule owed meanwhile becomes one counted row; a one-time job that is due runs."""
     async with db.tenant(who.tenant_id, "control") as connection:
         await recall(connection, wish)
-        job = await _open_job(connection, who, job_id, "resumed")
+        job = await _open_job(connection, who, job_id, "resumed", version)
         woken: list[Hint] = []
         if job["state"] == "paused":
             trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
@@ -99,14 +103,19 @@ async def _resume_trigger(
 
 
 async def cancel(
-    db: Database, who: Identity, job_id: str, reason: str, stop_running: bool, wish: Wish | None, action: str
+    db: Database,
+    who: Identity,
+    job_id: str,
+    reason: str,
+    stop_running: bool,
+    wish: Wish | None,
+    action: str,
+    version: int | None = None,
 ) -> Controlled:
     """active | paused → cancelled, with every run of it; running ones are told to stop. Idempotent."""
     async with db.tenant(who.tenant_id, "control") as connection:
         await recall(connection, wish)
-        job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
-        if job is None:
-            raise NotFound("there is no such job")
+        job = await _locked_job(connection, who, job_id, version)
         done = NOTHING
         if job["state"] in ("active", "paused"):
             await connection.execute(SQL["stop_trigger"], who.tenant_id, job_id)
@@ -149,10 +158,18 @@ def _stops(rows: list[Row]) -> list[Stop]:
     return [Stop(row["id"], row["worker_id"], row["fence"]) for row in rows if row["state"] == "stopping"]
 
 
-async def _open_job(connection: Connection, who: Identity, job_id: str, verb: str) -> Row:
+async def _locked_job(connection: Connection, who: Identity, job_id: str, version: int | None) -> Row:
+    """The job, held until the end of the transaction; `version` is the one the caller has seen, if it says so."""
     job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
     if job is None:
         raise NotFound("there is no such job")
+    if version is not None and job["version"] != version:
+        raise PreconditionFailed(f"the job is at version {job['version']}, not {version}")
+    return job
+
+
+async def _open_job(connection: Connection, who: Identity, job_id: str, verb: str, version: int | None) -> Row:
+    job = await _locked_job(connection, who, job_id, version)
     if job["state"] not in ("active", "paused"):
         raise Conflict(f"a job that is {job['state']} cannot be {verb}", code=f"job_{job['state']}")
     return job

@@ -22,6 +22,7 @@ from tocsin.errors import (
     InvalidInput,
     NotFound,
     NotSupported,
+    PreconditionFailed,
     ServerFault,
     TooLarge,
     Unauthorized,
@@ -103,6 +104,17 @@ class Call:
         if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
             raise InvalidInput("an Idempotency-Key has 1 to 255 visible ASCII characters", code="idempotency_key")
         return Wish(self.who.tenant_id, key, digest(self.request.method, self.request.url.path, self.body))
+
+    @property
+    def version(self) -> int | None:
+        """The version the caller has seen (`If-Match`), if it says so."""
+        text = self.request.headers.get("if-match")
+        if text is None or text == "*":
+            return None
+        number = text.strip('"')
+        if not number.isascii() or not number.isdigit() or len(number) > 9:
+            raise PreconditionFailed('If-Match takes the ETag of a job, such as "3"')
+        return int(number)
 
     def id(self, name: str = "id") -> str:
         """An id from the path; what is not one does not exist."""

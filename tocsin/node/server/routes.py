@@ -94,7 +94,7 @@ async def cancel_job(call: Call) -> Response:
 async def _cancel_job(call: Call, action: str, body: Reason) -> Response:
     async def step() -> control.Controlled:
         return await control.cancel(
-            call.node.db, call.who, call.id(), body.reason, body.running == "stop", call.wish, action
+            call.node.db, call.who, call.id(), body.reason, body.running == "stop", call.wish, action, call.version
         )
 
     return await _controlled_job(call, step)
@@ -103,13 +103,17 @@ async def _cancel_job(call: Call, action: str, body: Reason) -> Response:
 @route("POST", "/v1/jobs/{id}/pause", "jobs.operate")
 async def pause_job(call: Call) -> Response:
     reason = call.decode(_reason, b"{}").reason
-    return await _controlled_job(call, lambda: control.pause(call.node.db, call.who, call.id(), reason, call.wish))
+    return await _controlled_job(
+        call, lambda: control.pause(call.node.db, call.who, call.id(), reason, call.wish, call.version)
+    )
 
 
 @route("POST", "/v1/jobs/{id}/resume", "jobs.operate")
 async def resume_job(call: Call) -> Response:
     reason = call.decode(_reason, b"{}").reason
-    return await _controlled_job(call, lambda: control.resume(call.node.db, call.who, call.id(), reason, call.wish))
+    return await _controlled_job(
+        call, lambda: control.resume(call.node.db, call.who, call.id(), reason, call.wish, call.version)
+    )
 
 
 async def _controlled_job(call: Call, step: Callable[[], Awaitable[control.Controlled]]) -> Response:
