@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import drain
+from bench import drain, floor
+from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
 _RESULTS = Path(__file__).with_name("results")
@@ -26,6 +27,7 @@ class Report:
 
     lines: list[tuple[str, str, str]] = field(default_factory=list)
     document: dict[str, Any] = field(default_factory=dict)
+    floor: Floor | None = None
 
     def add(self, what: str, figure: str, more: str = "") -> None:
         """One line of the table."""
@@ -79,13 +81,31 @@ def _describe_machine(made: Stand, report: Report) -> None:
     report.add("PostgreSQL", conditions.pop("server_version"), ", ".join(f"{k} {v}" for k, v in conditions.items()))
 
 
+def _floor(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    report.floor = floor.measure(made, repeat=options.repeat)
+    report.document["floor"] = report.floor.rates
+    for name, rates in report.floor.rates.items():
+        by_clients = ", ".join(f"{count} client{'s' * (count > 1)} {rate:,.0f}" for count, rate in rates.items())
+        report.add(f"floor: {name}", f"{max(rates.values()):,.0f} rows/s", by_clients)
+
+
 def _drain(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = drain.measure(made, runs=options.runs, slots=options.slots, workers=options.workers, repeat=options.repeat)
     report.document["drain"] = [one.document() for one in found]
-    report.add("drain", f"{drain.median(found).per_second:,.0f} runs/s", drain.describe(drain.median(found)))
+    middle = drain.median(found)
+    rates = ", ".join(f"{one.per_second:,.0f}" for one in found)
+    report.add("drain", f"{middle.per_second:,.0f} runs/s", f"{_share(middle.per_second, report)} (all: {rates})")
+    for name, micro in (("PostgreSQL", middle.postgres_us), ("server", middle.server_us), ("worker", middle.worker_us)):
+        report.add(f"drain: CPU of {name}", f"{micro:.0f} µs/run")
+    report.add("drain: enqueue in batches", f"{middle.enqueue_per_second:,.0f} runs/s")
+    report.add("drain: noise", f"{middle.foreign_cores:.2f} cores", "used by others meanwhile")
 
 
-_BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {"drain": _drain}
+def _share(rate: float, report: Report) -> str:
+    return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
+
+
+_BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {"floor": _floor, "drain": _drain}
 
 
 def _keep(report: Report) -> None:

@@ -106,6 +106,8 @@ def _drain_once(stand: Stand, jobs: dict[str, str], runs: int, slots: int, worke
     api = stand.api
     finished = asyncio.run(_finished(stand, jobs))
     claimed, reported = api.counter(_CLAIMED), api.counter(_REPORTED)
+    # What autovacuum does to a queue that was empty for a few seconds: the burst then meets plans made for no rows.
+    asyncio.run(stand.query("vacuum (analyze) runs"))
     enqueue_seconds = enqueue(api, jobs, runs)
     stand.start_workers(workers, slots)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -27,6 +28,7 @@ from tocsin.store.embedded import Embedded, die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 TENANTS = 20
+FLOOR_DATABASE = "floor"
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 # A promise, a lie, or a knob turned for the figures: the conditions are printed beside them.
@@ -58,6 +60,8 @@ class Stand:
             url = self.postgres.start()
             self.settings = Settings.load({}, home=self.home, database_url=url, port=_free_port())
             self.keys = bootstrap(self.settings, {})
+            # Now, because a template must have no other sessions.
+            asyncio.run(self.query(f"create database {FLOOR_DATABASE} template tocsin", database="postgres"))
         except BaseException:
             self.__exit__()
             raise
@@ -78,9 +82,14 @@ class Stand:
         _, _, rest = self.settings.database_url.partition("@")
         return f"postgresql://postgres:{password}@" + rest.replace("/tocsin", f"/{database}", 1)
 
-    async def query(self, statement: str, *values: object) -> list[Any]:
+    def login_url(self, database: str) -> str:
+        """The URL of the unprivileged login for another database."""
+        head, _, rest = self.settings.database_url.partition("@")
+        return f"{head}@" + rest.replace("/tocsin", f"/{database}", 1)
+
+    async def query(self, statement: str, *values: object, database: str = "tocsin") -> list[Any]:
         """Rows of one statement, as superuser."""
-        connection = await asyncpg.connect(self.superuser_url(), server_settings={"search_path": "tocsin"})
+        connection = await asyncpg.connect(self.superuser_url(database), server_settings={"search_path": "tocsin"})
         try:
             return list(await connection.fetch(statement, *values))
         finally:
