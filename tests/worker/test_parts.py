@@ -6,11 +6,14 @@ import asyncio
 import socket
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tocsin.client.app import App
 from tocsin.clock import boottime
 from tocsin.worker.channel import Channel
 from tocsin.worker.lines import LINE_BYTES, LineSplitter, OutputLimit, clean
+from tocsin.worker.link import Link, LogConflict, Refused, UnknownWorker, Unreachable
 from tocsin.worker.timing import Lease, ServerClock, instant
 
 
@@ -60,6 +63,33 @@ def test_the_servers_clock_is_never_ahead_and_follows_a_step_back() -> None:
     assert clock.monotonic_of(base) == 100.5
     clock.observe("2026-12-01T08:59:00.000000Z", 130.0, 130.1)  # stepped back 90 s
     assert clock.monotonic_of(base) == pytest.approx(190.1)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (401, "", Refused),
+        (403, "", Refused),
+        (426, "", Refused),
+        (410, "unknown_worker", UnknownWorker),
+        (404, "unknown_worker", UnknownWorker),
+        (404, "not_found", Unreachable),
+        (409, "log_gap", LogConflict),
+        (409, "superseded", LogConflict),
+        (500, "", Unreachable),
+        (503, "", Unreachable),
+        (429, "", Unreachable),
+    ],
+)
+async def test_what_an_answer_means(status: int, code: str, kind: type[Exception]) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"code": code, "expected_offset": 3}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/worker/w/logs", answer)
+    async with TestServer(app) as server, Link(str(server.make_url("/")), "the-key") as link:
+        with pytest.raises(kind):
+            await link.ship_logs("w", [], 5.0)
 
 
 async def test_a_channel_carries_large_frames_both_ways_and_is_read_to_the_end() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from .conftest import alive
@@ -123,7 +121,6 @@ async def test_a_blocked_loop_neither_stops_heartbeats_nor_outlives_its_timeout(
 
 async def test_a_crash_fails_what_was_running_and_returns_what_was_not(shared: Gateway) -> None:
     running = shared.python("sleep", 60)
-    await asyncio.sleep(0)
     crash = shared.python("crash", "segv")
     end = await shared.end_of(crash)
     assert end.outcome == "failed" and end.error is not None and end.error.class_ == "crashed"

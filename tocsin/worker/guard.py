@@ -19,7 +19,7 @@ import time
 from tocsin.worker import proctree
 
 _LOOK_EVERY = 0.1
-_AFTER_THE_AGENT = 0.2  # seconds past the deadline: the agent itself goes first
+_AFTER_THE_AGENT = 0.1  # seconds past the deadline: the agent itself goes first
 _CELL = struct.Struct("d")
 
 

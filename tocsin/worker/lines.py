@@ -6,6 +6,7 @@ import re
 
 LINE_BYTES = 16 * 1024
 ATTEMPT_BYTES = 10 * 1024 * 1024  # output of one attempt beyond this is dropped
+_PER_LINE = 32  # so that empty lines are not free
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 
@@ -75,12 +76,16 @@ class OutputLimit:
     def __init__(self) -> None:
         self._left = ATTEMPT_BYTES
 
+    @property
+    def reached(self) -> bool:
+        return self._left <= 0
+
     def take(self, lines: list[str]) -> tuple[list[str], int]:
         """The lines that still fit (and, once, one that says so), and how many do not."""
         if self._left <= 0:
             return [], len(lines)
         for i, line in enumerate(lines):
-            self._left -= len(line) + 1
+            self._left -= len(line) + _PER_LINE
             if self._left <= 0:
                 note = f"[tocsin: output beyond {ATTEMPT_BYTES // 1048576} MiB is dropped]"
                 return [*lines[:i], note], len(lines) - i

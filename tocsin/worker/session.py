@@ -30,6 +30,8 @@ log = get_logger("worker")
 
 CLAIM_WAIT = 20.0
 _LEASE_CHECK = 0.1
+_REPORT_RESULTS = 5000
+_REPORT_BYTES = 1024 * 1024
 _LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
 
 
@@ -150,6 +152,9 @@ class Session:
         for run in answer.runs:
             if (run.run_id, run.fence) in self._live:
                 continue
+            if self._busy >= self._slots:  # more than we asked for
+                self._returned.append((run.run_id, run.fence))
+                continue
             spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else _read(run.spec)
             attempt = self._admit(run, spec, received)
             if attempt is None:
@@ -159,8 +164,8 @@ class Session:
                 due.setdefault(attempt.executor, []).append(attempt)
             else:
                 self._hold(attempt, start_at)
-        self._idle.clear()
         self._settled.clear()
+        self._changed()
         self._obey(answer.stop, answer.drain)
         if self._drain.wanted.is_set():
             self.handed_back([attempt for group in due.values() for attempt in group])
@@ -245,6 +250,8 @@ class Session:
             self._to_report.set()
         if not self._busy:
             self._idle.set()
+        else:
+            self._idle.clear()
 
     # ── reporting ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,13 +268,13 @@ class Session:
 
     async def _report(self, heartbeat: bool) -> None:
         """Send one report until it is answered, unchanged, because an exact repeat is answered alike."""
-        finished, self._finished = self._finished, []
+        finished = self._portion()
         returned, self._returned = self._returned, []
         self._unanswered = len(finished)
         body = wire.encode_msgpack(
             wire.Report(
                 last_claim=self._last_claim,
-                running=list(self._live) if heartbeat else None,
+                running=self._in_hand() if heartbeat else None,
                 returned=returned,
                 finished=finished,
                 free={"slots": max(self._slots - self._busy, 0)},
@@ -287,6 +294,24 @@ class Session:
         if self._finished or self._returned:
             self._to_report.set()
         self._obey(answer.stop, answer.drain)
+
+    def _portion(self) -> list[Finished]:
+        """Results for one report: a body that is too large would be refused, again and again."""
+        size = count = 0
+        for end in self._finished:
+            if count == _REPORT_RESULTS or size > _REPORT_BYTES:
+                break
+            count += 1
+            if end.error is not None:
+                size += len(end.error.message)
+            if end.result is not None:
+                size += len(end.result)
+        portion, self._finished = self._finished[:count], self._finished[count:]
+        return portion
+
+    def _in_hand(self) -> list[RunKey]:
+        """Every run that the server must not think we lack."""
+        return [*self._live, *((end.run_id, end.fence) for end in self._finished)]
 
     async def _deliver(self, body: bytes) -> wire.ReportAnswer:
         for failures in itertools.count(1):
@@ -353,7 +378,6 @@ class Session:
         self.handed_back(held)
         if self._busy:
             log.info("waiting for running runs", count=self._busy)
-            self._idle.clear()
             waits = [_task(self._idle.wait()), _task(self._drain.now.wait())]
             await asyncio.wait(waits, timeout=self._drain.grace, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(*waits)

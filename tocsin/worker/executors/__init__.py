@@ -76,7 +76,7 @@ class Attempt:
         message: str = "",
         exit_code: int | None = None,
         ran_ns: int | None = None,
-        result: Any = None,
+        result: msgspec.Raw | None = None,
     ) -> Finished:
         """The record of how it ended; it ended now unless `ran_ns` says how long it took."""
         run, started = self.run, self.started_ns

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -105,7 +105,7 @@ class ProcessExecutor(Executor):
     async def _supervise(self, attempt: Attempt, process: _Process) -> None:
         await process.run(attempt.run.timeout_ms / 1000)
         await self._clear_tree(attempt, process)
-        process.popen.wait()
+        process.reap()
         self._children.discard(process.popen.pid)
         await process.drain()
         del self._running[attempt]
@@ -132,7 +132,8 @@ class _Process:
         self.tree_gone = True
         self._attempt, self._executor = attempt, executor
         self._loop = asyncio.get_running_loop()
-        self._limit = OutputLimit()
+        self.limit = OutputLimit()
+        self._usage: dict[str, Any] = {}
         self._exited = self._loop.create_future()
         self._grace: asyncio.TimerHandle | None = None
         self._pidfd = os.pidfd_open(popen.pid)
@@ -175,6 +176,11 @@ class _Process:
 
     def end(self) -> Finished:
         """How the attempt ended."""
+        end = self._outcome()
+        end.usage = self._usage
+        return end
+
+    def _outcome(self) -> Finished:
         attempt, code = self._attempt, self.popen.returncode
         survivors = "" if self.tree_gone else "; some of its processes could not be killed"
         if self.lost:
@@ -191,11 +197,22 @@ class _Process:
         return attempt.finished("failed", error_class="signal", message=f"killed by {_signal_name(-code)}")
 
     def take(self, stream: str, lines: list[str]) -> None:
-        kept, dropped = self._limit.take(lines)
+        kept, dropped = self.limit.take(lines)
         if kept or dropped:
             at = time.time()
             shaped: list[LogLine] = [(at, stream, "info", line) for line in kept]
             self._executor.sink.output(self._attempt, shaped, dropped)
+
+    def drop(self, lines: int) -> None:
+        """Count lines that nobody will read."""
+        if lines:
+            self._executor.sink.output(self._attempt, [], lines)
+
+    def reap(self) -> None:
+        """Let go of the process id, and note what the program used."""
+        _, status, used = os.wait4(self.popen.pid, 0)
+        self.popen.returncode = os.waitstatus_to_exitcode(status)
+        self._usage = {"cpu_ms": round((used.ru_utime + used.ru_stime) * 1000), "max_rss_kb": used.ru_maxrss}
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -220,7 +237,9 @@ class _Pipe:
             data = os.read(self._fd, _READ)
         except BlockingIOError:
             return
-        if data:
+        if data and self._process.limit.reached:
+            self._process.drop(data.count(b"\n"))
+        elif data:
             self._process.take(self._stream, self._splitter.feed(data))
         else:
             self.close()

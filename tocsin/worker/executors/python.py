@@ -113,10 +113,10 @@ class PythonExecutor(Executor):
 
     async def _restart(self) -> None:
         for pause in (*_BACK_OFF, None):
-            self._runner = self._spawn()
             try:
+                self._runner = self._spawn()
                 return await self._greet(self._runner)
-            except SetupError as exc:
+            except (SetupError, OSError) as exc:
                 if pause is None:
                     self.hopeless.set_result(str(exc))
                     await asyncio.Event().wait()
