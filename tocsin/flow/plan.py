@@ -50,6 +50,7 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
         staged = await stage(connection, [run for row, owed in kept for run in _runs(row, owed)])
         missed = [m for row, owed in kept for m in _missed(row, owed)]
         await note_missed(connection, missed)
+        await _complete_missed(connection, kept)
     PLANNED.inc(len(staged))
     for m in missed:
         MISSED.labels(m.reason).inc(m.how_many)
@@ -65,6 +66,13 @@ def _owed(row: Row, until: datetime) -> Planned:
 async def _advance(connection: Connection, planned: list[tuple[Row, Planned]]) -> set[str]:
     moves = [(row["tenant_id"], row["job_id"], row["next_fire_at"], owed.cursor) for row, owed in planned]
     return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 4))}
+
+
+async def _complete_missed(connection: Connection, kept: list[tuple[Row, Planned]]) -> None:
+    """A one-time job whose only occurrence was missed for good has ended with it."""
+    over = [(row["tenant_id"], row["job_id"]) for row, owed in kept if owed.cursor is None and not owed.stage]
+    if over:
+        await connection.execute(SQL["complete_missed"], *columns(over, 2))
 
 
 def _runs(row: Row, owed: Planned) -> list[NewRun]:

@@ -141,7 +141,9 @@ class Database:
         for name, (role, size) in sizes.items():
             self._pools[name] = await self._pool(role, size)
         await self._refuse_unsafe()
-        await self.read_clock()
+        # The first reading on a connection also prepares the statement and puts our clock ahead: "now" would be later.
+        for _ in range(3):
+            await self.read_clock()
 
     async def _pool(self, role: str, size: int) -> Any:
         try:

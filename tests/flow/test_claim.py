@@ -1,0 +1,342 @@
+"""claim: who may start, in which order, and what waits, is skipped or expires instead."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from tests.flow.kit import Scene, end_of
+from tocsin.flow import claim, sweep
+from tocsin.flow.claim import Share
+
+W = str(uuid.uuid4())
+
+
+async def test_a_claim_marks_running_and_gives_a_new_fence(scene: Scene) -> None:
+    [run_id] = await scene.ask(await scene.job(), args={"x": 1})
+    [row] = await scene.take(5, W)
+    assert (row["id"], row["attempt"], row["slot"]) == (run_id, 1, 1)
+    assert row["args"] is not None and row["fence"] >> 40 >= 1
+    live = await scene.row("select * from runs where id = $1", run_id)
+    assert (live["state"], str(live["worker_id"]), live["fence"]) == ("running", W, row["fence"])
+    assert live["claimed_at"] is not None
+    assert await scene.take(5, W) == []
+
+
+async def test_each_slot_gets_one_run_and_no_run_goes_twice(scene: Scene) -> None:
+    job = await scene.job()
+    ids = await scene.ask(job, 60)
+    shares = await scene.shares(20)
+    first, *others = await asyncio.gather(*(claim.take(scene.db, shares, [W] * 20) for _ in range(3)))
+    got = [row["id"] for taken in (first, *others) for row in taken.rows]
+    assert len(got) == len(set(got))
+    got += [row["id"] for row in await scene.take(60)]
+    assert sorted(got) == sorted(ids)
+    assert [row["slot"] for row in first.rows] == list(range(1, len(first.rows) + 1))
+
+
+async def test_priority_is_a_head_start_and_waiting_catches_up(scene: Scene) -> None:
+    job = await scene.job()
+    [low], [middle], [high] = [await scene.ask(job, priority=p) for p in (0, 500, 1000)]
+    # 20 ms a point: the low one has waited 21 s longer than the high one.
+    await scene.sql.execute(
+        "update runs set ready_at = ready_at - interval '21 s', order_key = order_key - interval '21 s' where id = $1",
+        low,
+    )
+    assert [(await scene.take(1))[0]["id"] for _ in range(3)] == [low, high, middle]
+
+
+async def test_due_staged_runs_are_taken_and_later_ones_left(scene: Scene) -> None:
+    job = await scene.job(overlap="allow", schedule={"every": "PT1H"})
+    due, later = await scene.occur(job, -0.001, -3600)
+    await asyncio.sleep(0.002)
+    assert [row["id"] for row in await scene.take()] == [due]
+    assert (await scene.run(later))["state"] == "staged"
+
+
+async def test_a_share_takes_no_more_than_it_says_from_ready_and_staged_together(scene: Scene) -> None:
+    job = await scene.job(overlap="allow", schedule={"every": "PT1H"})
+    await scene.ask(job, 3)
+    staged = await scene.occur(job, -1, -2, -3)
+    await scene.sql.execute("update runs set ready_at = now() - interval '1 s' where state = 'staged'")
+    rows = await scene.take(4)
+    assert len(rows) == 4 and sum(row["id"] in staged for row in rows) == 1
+
+
+async def test_a_staged_occurrence_more_than_a_minute_late_is_left_to_the_misfire_rule(scene: Scene) -> None:
+    served = [p.lane_id for p in await scene.shares(1)]
+    jobs = {
+        policy: await scene.job(overlap="allow", schedule={"every": "PT1H", "misfire": {"policy": policy}})
+        for policy in ("latest", "all", "skip")
+    }
+    once = await scene.job(schedule={"delay": "PT5S"})
+    for job in jobs.values():
+        await scene.occur(job, -1, -2)
+    [by_hand] = await scene.ask(jobs["skip"], at="2998-01-01T00:00:00Z")
+    await scene.sql.execute("update runs set ready_at = ready_at - interval '2 min' where trigger = 'schedule'")
+    await scene.sql.execute("update runs set ready_at = now() - interval '2 min' where id = $1", by_hand)
+    assert [row["id"] for row in await scene.take()] == [by_hand], "a run by hand is never a misfire"
+    served = [row["lane_id"] for row in await scene.rows("select distinct lane_id from runs")]
+    await sweep.misfires(scene.db, served)
+    assert await scene.missed(jobs["latest"]) == [("coalesced", 1)]
+    assert await scene.missed(jobs["all"]) == []
+    assert await scene.missed(jobs["skip"]) == [("misfire_expired", 1), ("misfire_expired", 1)]
+    assert await scene.states(jobs["all"]) == ["ready", "ready"]
+    assert await scene.states(jobs["latest"]) == await scene.states(once) == ["ready"]
+    assert len(await scene.take()) == 4
+
+
+async def test_promotion_puts_due_staged_runs_in_order(scene: Scene) -> None:
+    job = await scene.job(overlap="allow", schedule={"every": "PT1H"})
+    soon, later = await scene.occur(job, -1, -3600)
+    [place] = [(s.lane_id, s.tenant_id) for s in await scene.shares(1)]
+    assert await claim.promote(scene.db, [place], 1000) == 0
+    await scene.sql.execute("update runs set ready_at = now() where id = $1", soon)
+    assert await claim.promote(scene.db, [place], 1000) == 1
+    assert [(await scene.run(i))["state"] for i in (soon, later)] == ["ready", "staged"]
+
+
+async def test_heads_name_every_tenant_with_something_to_claim(scene: Scene) -> None:
+    await scene.ask(await scene.job(), 2)
+    await scene.api.post("/v1/tenants", {"slug": "other", "weight": 3})
+    other = await scene.api.with_key("editor", "other")
+    job = await scene.job(other, schedule={"every": "PT1H"})
+    await scene.occur(job, -30)
+    shares = await scene.shares(1)
+    heads = await claim.heads(scene.db, sorted({s.lane_id for s in shares}))
+    assert {(h.lane_id, h.tenant_id) for h in heads} == {(s.lane_id, s.tenant_id) for s in shares}
+    assert sorted((h.head is None, h.due is None) for h in heads) == [(False, True), (True, False)]
+    assert sorted((await claim.weights(scene.db)).values()) == [1, 3]
+
+
+async def test_a_floor_hides_only_what_stands_before_it(scene: Scene) -> None:
+    [early, late] = await scene.ask(await scene.job(), 2)
+    await scene.sql.execute("update runs set order_key = order_key - interval '1 min' where id = $1", early)
+    key = await scene.value("select order_key from runs where id = $1", late)
+    [share] = await scene.shares(5)
+    taken = await claim.take(scene.db, [share._replace(floor=key)], [W] * 5)
+    assert [row["id"] for row in taken.rows] == [late]
+    assert [row["id"] for row in await scene.take()] == [early]
+
+
+# ── fences ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_fences_rise_with_each_claim_and_with_each_restore(scene: Scene) -> None:
+    [run_id] = await scene.ask(await scene.job())
+    [first] = await scene.taken(W)
+    await scene.end(W, end_of(first, "lost"))
+    await scene.wake(run_id)
+    [second] = await scene.taken(W)
+    assert second[0] == run_id and second[2] == first[2] + 1
+    await scene.end(W, end_of(second, "lost"))
+    # A backup is restored: what was handed out after it was taken is unknown, so the epoch must rise above it.
+    await scene.sql.execute("update cluster set restored = restored + 5")
+    await scene.wake(run_id)
+    [third] = await scene.taken(W)
+    assert (third[2] >> 40) == (second[2] >> 40) + 5
+    assert (await scene.end(W, end_of(second))).accepted == set()
+    assert (await scene.end(W, end_of(third))).accepted == {(run_id, third[2])}
+
+
+# ── pause and deadline ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_runs_of_a_paused_job_are_parked_and_come_back(scene: Scene) -> None:
+    job, free = await scene.job(), await scene.job()
+    await scene.api.post(f"/v1/jobs/{job['id']}/pause")
+    await scene.ask(job, 3)
+    [neighbour] = await scene.ask(free)
+    assert [row["id"] for row in await scene.take()] == [neighbour]
+    parked = await scene.rows("select state, blocked_by, blocked_key::text from runs where job_id = $1", job["id"])
+    assert [tuple(r) for r in parked] == [("waiting", "paused", job["id"])] * 3
+    await sweep.release_waiting(scene.db)
+    assert await scene.states(job) == ["waiting"] * 3
+    await scene.sql.execute("delete from holds")
+    await sweep.release_waiting(scene.db)
+    assert len(await scene.take()) == 3
+
+
+async def test_what_has_not_started_before_its_deadline_expires(scene: Scene) -> None:
+    job = await scene.job(schedule=None, start_deadline="PT1M")
+    row = await scene.row("select id::text as id, deadline_at - ready_at as left from runs")
+    assert row["left"] == timedelta(minutes=1)
+    await scene.sql.execute("update runs set deadline_at = now() - interval '1 s'")
+    assert await scene.take() == []
+    await sweep.expire(scene.db)
+    run = await scene.run(row["id"])
+    assert (run["state"], run["reason"], run["attempt"], run["started_at"]) == ("expired", "expired", 1, None)
+    assert (await scene.api.get(f"/v1/runs/{row['id']}/attempts"))["items"] == []
+    assert (await scene.api.get(f"/v1/jobs/{job['id']}"))["state"] == "completed"
+
+
+async def test_a_deadline_does_not_count_after_the_first_attempt(scene: Scene) -> None:
+    [run_id] = await scene.ask(await scene.job(start_deadline="PT1M"))
+    [key] = await scene.taken(W)
+    await scene.end(W, end_of(key, "lost"))
+    await scene.sql.execute("update runs set deadline_at = now() - interval '1 s'")
+    await scene.wake(run_id)
+    await sweep.expire(scene.db)
+    assert [k[1] for k in await scene.taken(W)] == [2]
+
+
+# ── overlap ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def overlapping(scene: Scene, overlap: str, *ago: float) -> tuple[dict[str, Any], list[str]]:
+    job = await scene.job(overlap=overlap, schedule={"every": "PT1H"})
+    return job, await scene.occur(job, *ago)
+
+
+async def test_skip_runs_the_earliest_and_records_the_others(scene: Scene) -> None:
+    job, (first, second, third) = await overlapping(scene, "skip", 3, 2, 1)
+    assert [row["id"] for row in await scene.take()] == [first]
+    assert await scene.missed(job) == [("skipped_overlap", 1)] * 2
+    for run_id in (second, third):
+        run = await scene.run(run_id)
+        assert (run["state"], run["reason"], run["attempt"]) == ("skipped", "skipped_overlap", 1)
+
+
+async def test_a_run_in_back_off_counts_for_overlap_and_one_staged_for_later_does_not(scene: Scene) -> None:
+    job, (first, later) = await overlapping(scene, "skip", 3, -3600)
+    [key] = await scene.taken(W)
+    await scene.end(W, end_of(key, "failed"))
+    assert (await scene.run(first))["state"] == "staged"
+    await scene.sql.execute("update runs set ready_at = now() + interval '1 h' where id = $1", first)
+    await scene.occur(job, 0)
+    assert await scene.take() == []
+    assert await scene.missed(job) == [("skipped_overlap", 1)]
+    await scene.sql.execute("delete from runs where id = $1", first)
+    [now_due] = await scene.occur(job, 0.5)
+    assert [row["id"] for row in await scene.take()] == [now_due]
+    assert (await scene.run(later))["state"] == "staged"
+
+
+async def test_queue_lets_one_wait_and_coalesces_the_rest(scene: Scene) -> None:
+    job, [first] = await overlapping(scene, "queue", 3)
+    [key] = await scene.taken(W)
+    assert key[0] == first
+    second, _third = await scene.occur(job, 2, 1)
+    assert await scene.take() == []
+    assert (await scene.run(second))["blocked_by"] == "overlap"
+    assert await scene.missed(job) == [("coalesced", 1)]
+    await scene.end(W, end_of(key))
+    assert [k[0] for k in await scene.taken(W)] == [second]
+
+
+async def test_queue_all_runs_them_one_after_the_other(scene: Scene) -> None:
+    job, ids = await overlapping(scene, "queue_all", 4, 3, 2, 1)
+    order = []
+    for _ in ids:
+        [key] = await scene.taken(W)
+        order.append(key[0])
+        await scene.end(W, end_of(key))
+    assert order == ids and await scene.missed(job) == []
+
+
+async def test_a_retry_goes_before_the_occurrence_that_waits_for_it(scene: Scene) -> None:
+    _, (first, second) = await overlapping(scene, "queue_all", 2, 1)
+    [key] = await scene.taken(W)
+    await scene.end(W, end_of(key, "failed"))
+    await scene.wake(first)
+    await sweep.release_waiting(scene.db)
+    assert [k[:2] for k in await scene.taken(W)] == [(first, 2)]
+    assert (await scene.run(second))["state"] == "waiting"
+
+
+async def test_allow_and_runs_by_hand_never_wait(scene: Scene) -> None:
+    _, ids = await overlapping(scene, "allow", 3, 2, 1)
+    assert len(await scene.take()) == len(ids)
+    skipping, _ = await overlapping(scene, "skip", 1)
+    await scene.take()
+    await scene.ask(skipping, 3)
+    assert len(await scene.take()) == 3
+    # …but they count: an occurrence does not start beside them.
+    await scene.occur(skipping, 0)
+    assert await scene.take() == []
+
+
+async def test_two_dispatchers_at_once_never_both_pass_an_overlap(scene: Scene) -> None:
+    for turn in range(8):
+        job, ids = await overlapping(scene, ("skip", "queue", "queue_all")[turn % 3], 4, 3, 2, 1)
+        [share] = await scene.shares(1)
+        await asyncio.gather(*(claim.take(scene.db, [share], [W]) for _ in range(4)))
+        while await scene.take():
+            pass
+        running = await scene.rows("select id::text as id from runs where job_id = $1 and state = 'running'", job["id"])
+        assert [r["id"] for r in running] == [ids[0]]
+
+
+# ── exact limits ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_limit_is_never_exceeded_by_many_takers_and_reports_release_what_waits(scene: Scene) -> None:
+    job = await scene.job(max_concurrency=3)
+    ids = await scene.ask(job, 30)
+    beside = await scene.ask(await scene.job(), 5)
+    ended: set[str] = set()
+    most = 0
+
+    async def taker(worker: str) -> None:
+        nonlocal most
+        idle = 0
+        while len(ended) < len(ids) + len(beside) and idle < 200:
+            keys = await scene.taken(worker, 4)
+            running = await scene.db.fetchval(
+                "engine", "select count(*) from runs where limited and state in ('running', 'stopping')"
+            )
+            most = max(most, running)
+            if keys:
+                await scene.end(worker, *(end_of(k) for k in keys))
+                ended.update(k[0] for k in keys)
+            idle = 0 if keys else idle + 1
+
+    # `shares` uses the one superuser connection; each taker asks for its own.
+    [share, *rest] = await scene.shares(4)
+    assert not rest
+
+    async def shares(slots: int) -> list[Share]:
+        return [share._replace(most=slots)]
+
+    scene.shares = shares  # type: ignore[method-assign]
+    await asyncio.gather(*(taker(str(uuid.uuid4())) for _ in range(5)))
+    assert ended == {*ids, *beside}, "what a limit parked was released by reports alone"
+    assert most == 3
+
+
+async def test_beyond_the_limit_runs_wait_and_a_released_one_starts(scene: Scene) -> None:
+    job = await scene.job(max_concurrency=2)
+    ids = await scene.ask(job, 4)
+    keys = await scene.taken(W)
+    assert [k[0] for k in keys] == ids[:2]
+    assert [(await scene.run(i))["blocked_by"] for i in ids[2:]] == ["limit", "limit"]
+    assert await scene.take() == []
+    done = await scene.end(W, end_of(keys[0]))
+    assert done.hints, "whoever frees a slot says so"
+    assert await scene.states(job) == ["running", "ready", "waiting"]
+    # Between attempts a run holds no slot.
+    await scene.end(W, end_of(keys[1], "failed"))
+    assert sorted(k[0] for k in await scene.taken(W)) == sorted(ids[2:])
+
+
+async def test_a_stopping_run_still_holds_its_slot(scene: Scene) -> None:
+    job = await scene.job(max_concurrency=1)
+    first, second = await scene.ask(job, 2)
+    [key] = await scene.taken(W)
+    await scene.api.post(f"/v1/runs/{first}/cancel")
+    await sweep.release_waiting(scene.db)
+    assert await scene.take() == []
+    await scene.end(W, end_of(key, "cancelled"))
+    assert [k[0] for k in await scene.taken(W)] == [second]
+
+
+async def test_a_cancelled_waiting_run_leaves_and_the_others_stay(scene: Scene) -> None:
+    job = await scene.job(max_concurrency=1)
+    ids = await scene.ask(job, 3)
+    [key] = await scene.taken(W)
+    await scene.api.post(f"/v1/runs/{ids[1]}/cancel")
+    assert await scene.states(job) == ["running", "waiting"]
+    await scene.end(W, end_of(key))
+    assert [k[0] for k in await scene.taken(W)] == [ids[2]]
