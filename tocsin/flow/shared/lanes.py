@@ -43,6 +43,9 @@ class LaneBook:
             missing = [k for k in missing if k.pool in pools]
             if missing:
                 self._learn(await self._db.fetch("engine", SQL["intern"], *columns(missing, 3)))
+            if not self._ids.keys() >= set(missing):
+                # Another node made it at this moment: our statement waited for it, but is too old to see it.
+                await self.refresh()
         return {k: self._ids[k] for k in wanted if k in self._ids}
 
     async def refresh(self) -> None:
