@@ -10,11 +10,11 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import drain, floor
+from bench import drain, floor, pickup
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -83,10 +83,13 @@ def _describe_machine(made: Stand, report: Report) -> None:
 
 def _floor(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.floor = floor.measure(made, repeat=options.repeat)
-    report.document["floor"] = report.floor.rates
+    report.document["floor"] = asdict(report.floor)
     for name, rates in report.floor.rates.items():
-        by_clients = ", ".join(f"{count} client{'s' * (count > 1)} {rate:,.0f}" for count, rate in rates.items())
-        report.add(f"floor: {name}", f"{max(rates.values()):,.0f} rows/s", by_clients)
+        micro = report.floor.postgres_us[name]
+        by_clients = [
+            f"{count} client{'s' * (count > 1)} {rates[count]:,.0f} ({micro[count]:.0f} µs)" for count in rates
+        ]
+        report.add(f"floor: {name}", f"{max(rates.values()):,.0f} rows/s", ", ".join(by_clients))
 
 
 def _drain(made: Stand, options: argparse.Namespace, report: Report) -> None:
@@ -101,11 +104,22 @@ def _drain(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.add("drain: noise", f"{middle.foreign_cores:.2f} cores", "used by others meanwhile")
 
 
+def _pickup(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = pickup.measure(made)
+    report.document["pickup"] = [one.document() for one in found]
+    for one in found:
+        report.add(f"pick-up, {one.kind}", f"p50 {one.p50:.1f} ms", pickup.describe(one))
+
+
 def _share(rate: float, report: Report) -> str:
     return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
 
 
-_BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {"floor": _floor, "drain": _drain}
+_BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
+    "floor": _floor,
+    "pickup": _pickup,
+    "drain": _drain,
+}
 
 
 def _keep(report: Report) -> None:

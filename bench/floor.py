@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import resource
 import statistics
 import time
 import uuid
@@ -23,7 +24,7 @@ from tocsin.model.ids import new_ids
 from tocsin.store.db import Database, Sql
 
 SQL = Sql(__file__)
-BATCH = 500
+BATCH = 500  # also in floor.sql
 _SINGLES = 2_000
 _WAIT_SECONDS = 120.0
 _COLUMNS = ["tenant_id", "id", "job_id", "job_version", "lane_id", "state", "trigger", "priority"]
@@ -44,10 +45,20 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast one thing went, what it cost PostgreSQL, and how much others disturbed it."""
+
+    per_second: float
+    postgres_us: float
+    foreign_cores: float
+
+
+@dataclass(frozen=True)
 class Floor:
-    """Rows a second by measure and number of clients, medians."""
+    """Medians by measure and clients: rows a second, and PostgreSQL's CPU µs a row, which noise bends less."""
 
     rates: dict[str, dict[int, float]]
+    postgres_us: dict[str, dict[int, float]]
 
     @property
     def both(self) -> float:
@@ -59,35 +70,54 @@ def measure(stand: Stand, *, rows: int = 50_000, repeat: int = 3, clients: tuple
     """All measures, on a copy of our database that nobody else uses."""
     url = stand.superuser_url(FLOOR_DATABASE)
     asyncio.run(_make_partitions(stand.login_url(FLOOR_DATABASE)))
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, dict[int, list[Pace]]] = {}
     for count in clients:
         for number in range(1, repeat + 1):
-            rates = _round(url, rows, count)
-            say(f"floor {number}/{repeat}, {count} clients: " + ", ".join(f"{k} {v:,.0f}" for k, v in rates.items()))
-            for name, rate in rates.items():
-                found.setdefault(name, {}).setdefault(count, []).append(rate)
+            paces = _round(stand, url, rows, count)
+            say(f"floor {number}/{repeat}, clients: {count}; " + "; ".join(map(_describe, paces, paces.values())))
+            for name, pace in paces.items():
+                found.setdefault(name, {}).setdefault(count, []).append(pace)
     asyncio.run(_execute(url, "empty"))
-    return Floor({name: {c: statistics.median(v) for c, v in by.items()} for name, by in found.items()})
+    return Floor(_medians(found, "per_second"), _medians(found, "postgres_us"))
 
 
-def _round(url: str, rows: int, clients: int) -> dict[str, float]:
+def _medians(found: dict[str, dict[int, list[Pace]]], field: str) -> dict[str, dict[int, float]]:
+    return {
+        name: {count: statistics.median(getattr(pace, field) for pace in paces) for count, paces in by_count.items()}
+        for name, by_count in found.items()
+    }
+
+
+def _describe(name: str, pace: Pace) -> str:
+    return f"{name} {pace.per_second:,.0f}/s, {pace.postgres_us:.0f} µs (others {pace.foreign_cores:.2f} cores)"
+
+
+def _round(stand: Stand, url: str, rows: int, clients: int) -> dict[str, Pace]:
     ids = [uuid.UUID(id_) for id_ in new_ids(datetime.now(UTC), rows)]
-    shares = [ids[n * rows // clients : (n + 1) * rows // clients] for n in range(clients)]
-    tasks = [Task(url, n, share) for n, share in enumerate(shares)]
-    rates = {}
-    asyncio.run(_execute(url, "empty"))
-    rates[COPY] = _timed(_copy, tasks, rows)
-    asyncio.run(_execute(url, "settle"))
-    rates[CLAIM] = _timed(_claim, tasks, rows)
-    asyncio.run(_execute(url, "settle"))
-    rates[COMPLETE] = _timed(_complete, tasks, rows)
-    asyncio.run(_execute(url, "empty"))
-    _timed(_copy, tasks, rows)
-    asyncio.run(_execute(url, "settle"))
-    rates[BOTH] = _timed(_both, tasks, rows)
-    asyncio.run(_execute(url, "empty"))
-    rates[SINGLE] = _timed(_singles, tasks, min(_SINGLES, rows // clients) * clients)
-    return rates
+    tasks = [Task(url, n, ids[n * rows // clients : (n + 1) * rows // clients]) for n in range(clients)]
+
+    def before(name: str) -> None:
+        asyncio.run(_execute(url, name))
+
+    def timed(work: Client, total: int = rows) -> Pace:
+        return _timed(stand, work, tasks, total)
+
+    paces = {}
+    before("empty")
+    paces[COPY] = timed(_copy)
+    before("settle")
+    paces[CLAIM] = timed(_claim)
+    before("settle")
+    paces[COMPLETE] = timed(_complete)
+    asyncio.run(_verify(url, rows))
+    before("empty")
+    timed(_copy)
+    before("settle")
+    paces[BOTH] = timed(_both)
+    asyncio.run(_verify(url, rows))
+    before("empty")
+    paces[SINGLE] = timed(_singles, min(_SINGLES, rows // clients) * clients)
+    return paces
 
 
 # ── what a client does ───────────────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +155,7 @@ async def _singles(connection: Any, task: Task) -> None:
 
 
 async def _claim_batch(connection: Any, task: Task) -> list[Any]:
-    return list(await connection.fetch(SQL["claim"], uuid.UUID(int=task.client + 1), BATCH))
+    return list(await connection.fetch(SQL["claim"], uuid.UUID(int=task.client + 1)))
 
 
 def _batches(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
@@ -135,21 +165,28 @@ def _batches(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
 # ── clients as processes, released together ──────────────────────────────────────────────────────────────────────
 
 
-def _timed(work: Client, tasks: list[Task], total: int) -> float:
-    """Rows a second from the moment all clients are connected until the last is done."""
+def _timed(stand: Stand, work: Client, tasks: list[Task], total: int) -> Pace:
+    """From the moment all clients are connected until the last is done."""
     context = multiprocessing.get_context("fork")
     gate = context.Barrier(len(tasks) + 1)
     clients = [context.Process(target=_client, args=(work, task, gate), daemon=True) for task in tasks]
     for client in clients:
         client.start()
     gate.wait(_WAIT_SECONDS)
-    begun = time.perf_counter()
+    begun, before, own = time.perf_counter(), stand.cpu(), _waited_for()
     for client in clients:
         client.join(_WAIT_SECONDS)
-    seconds = time.perf_counter() - begun
+    seconds, own = time.perf_counter() - begun, _waited_for() - own
+    used = stand.cpu().since(before)
     if any(client.exitcode != 0 for client in clients):
         raise RuntimeError("a client of the floor failed")
-    return total / seconds
+    return Pace(total / seconds, used.trees["postgres"] * 1e6 / total, max(0.0, used.foreign() - own) / seconds)
+
+
+def _waited_for() -> float:
+    """CPU seconds of our own children that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _client(work: Client, task: Task, gate: Any) -> None:
@@ -177,8 +214,19 @@ async def _make_partitions(url: str) -> None:
 
 async def _connect(url: str) -> Any:
     """As superuser, since row-level security forbids COPY; else with the engine's settings: plans by index only."""
-    by_index = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off"}
+    by_index = {"plan_cache_mode": "force_generic_plan"}
+    by_index |= {f"enable_{way}": "off" for way in ("seqscan", "hashjoin", "mergejoin")}
     return await asyncpg.connect(url, server_settings={"search_path": "tocsin", "jit": "off"} | by_index)
+
+
+async def _verify(url: str, rows: int) -> None:
+    connection = await _connect(url)
+    try:
+        completed = await connection.fetchval(SQL["completed"])
+    finally:
+        await connection.close()
+    if completed != rows:
+        raise RuntimeError(f"the floor completed {completed} of {rows} rows")
 
 
 async def _execute(url: str, name: str) -> None:
