@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
@@ -11,7 +11,7 @@ import zstandard
 from tocsin.clock import EPOCH, iso
 from tocsin.errors import Conflict
 from tocsin.model.access import Identity
-from tocsin.model.ids import new_id
+from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
 from tocsin.wire import LogChunk, LogLine
@@ -23,41 +23,63 @@ _MOST_CHUNKS = 64
 _LATEST = 32_000_000_000.0  # a worker's clock may say anything; the year 2984 is late enough
 
 
+class _Fresh(NamedTuple):
+    """The lines of a chunk that are not stored yet, and how many come before them."""
+
+    tenant_id: int
+    chunk: LogChunk
+    first_line: int
+
+
 async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[LogChunk]) -> None:
     """Store lines. A repeat is harmless; a gap or a stale fence is a 409 that names the run and changes nothing."""
+    for chunk in chunks:
+        if parse_id(chunk.run_id) is None or not (0 <= chunk.attempt < 2**31 and 0 <= chunk.fence < 2**63):
+            raise _superseded(chunk)
     keys = [(c.run_id, c.attempt, c.fence) for c in chunks]
     held = {r["n"] - 1: r for r in await db.fetch("vital", SQL["held"], worker_id, *columns(keys, 3))}
-    new = [(c, held[i]) for i, c in enumerate(chunks) if _is_new(c, held.get(i))]
-    if not new:
+    fresh = _fresh(chunks, held)
+    if not fresh:
         return
-    key = f"logs/{new[0][0].run_id[:6]}/{new_id(db.clock.now())}.zst"
-    rows, body = _segment(key, new)
+    key = f"logs/{fresh[0].chunk.run_id[:6]}/{new_id(db.clock.now())}.zst"
+    rows, body = _segment(key, fresh)
     await objects.put(key, body)
     await db.fetch("vital", SQL["add"], *columns(rows, 8))
 
 
-def _is_new(chunk: LogChunk, held: Row | None) -> bool:
+def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:
+    """What is new, chunk by chunk: a chunk may go on where the one before it in the same shipment ends."""
+    lines: dict[tuple[str, int], int] = {}
+    fresh = []
+    for i, chunk in enumerate(chunks):
+        if i not in held:
+            raise _superseded(chunk)
+        key = chunk.run_id, chunk.attempt
+        have = lines.setdefault(key, held[i]["lines"])
+        if chunk.offset > have:
+            raise Conflict(
+                f"lines {have} to {chunk.offset - 1} are missing",
+                code="log_gap",
+                extra={"run_id": chunk.run_id, "attempt": chunk.attempt, "expected_offset": have},
+            )
+        if chunk.offset + len(chunk.lines) > have:
+            fresh.append(_Fresh(held[i]["tenant_id"], chunk, have))
+            lines[key] = chunk.offset + len(chunk.lines)
+    return fresh
+
+
+def _superseded(chunk: LogChunk) -> Conflict:
     about = {"run_id": chunk.run_id, "attempt": chunk.attempt}
-    if held is None:
-        raise Conflict("this attempt is over or belongs to another worker", code="superseded", extra=about)
-    if chunk.offset > held["lines"]:
-        raise Conflict(
-            f"lines {held['lines']} to {chunk.offset - 1} are missing",
-            code="log_gap",
-            extra=about | {"expected_offset": held["lines"]},
-        )
-    return bool(chunk.offset + len(chunk.lines) > held["lines"])
+    return Conflict("this attempt is over or belongs to another worker", code="superseded", extra=about)
 
 
-def _segment(key: str, chunks: list[tuple[LogChunk, Row]]) -> tuple[list[tuple[Any, ...]], bytes]:
+def _segment(key: str, fresh: list[_Fresh]) -> tuple[list[tuple[Any, ...]], bytes]:
     rows, parts, position = [], [], 0
-    for chunk, held in chunks:
-        fresh = chunk.lines[held["lines"] - chunk.offset :]
-        lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in fresh]
+    for tenant_id, chunk, first_line in fresh:
+        new = chunk.lines[first_line - chunk.offset :]
+        lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in new]
         frame = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(lines))
-        rows.append(
-            (held["tenant_id"], chunk.run_id, chunk.attempt, held["lines"], len(lines), key, position, len(frame))
-        )
+        rows.append((tenant_id, chunk.run_id, chunk.attempt, first_line, len(lines), key, position, len(frame)))
         parts.append(frame)
         position += len(frame)
     return rows, b"".join(parts)
@@ -93,4 +115,5 @@ async def read(
 
 
 def _instant(seconds: float) -> str:
-    return iso(EPOCH + timedelta(seconds=min(max(seconds, 0.0), _LATEST)))
+    # The order of the arguments matters: what is no number is then 0.
+    return iso(EPOCH + timedelta(seconds=min(max(0.0, seconds), _LATEST)))
