@@ -89,7 +89,10 @@ class Driver:
         ids = _ids(reply.json()) if reply.is_success else []
         await asyncio.to_thread(self._ledger.reply, number, reply.status_code, ids)
         self.answered += 1
-        reply.raise_for_status()
+        if not reply.is_success:
+            raise httpx.HTTPStatusError(
+                f"{op}: {reply.status_code} {reply.text}", request=reply.request, response=reply
+            )
         return ids
 
     async def _until_answered(self, method: str, path: str, **how: Any) -> httpx.Response:

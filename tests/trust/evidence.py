@@ -85,14 +85,14 @@ class Target(NamedTuple):
     url: str
     key: str
     tag: str | None = None
-    apart: float = 3.0
+    apart: float | None = 3.0  # None: one snapshot, without I6
     settle: float = 30.0
     slack: float = 15.0
     key_limits: dict[str, int] = {}  # noqa: RUF012  a NamedTuple's default, never changed
 
 
 async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledgers: Iterable[str | Path]) -> Evidence:
-    """Read both ledgers, then ask the API about everything they name; twice, `apart` seconds."""
+    """Read both ledgers, then ask the API about everything they name; twice, `apart` seconds from each other."""
     client = ledger.read(*client_ledgers)
     replies = {r["n"]: r for r in client if r["phase"] == "reply" and r["status"] < 300}
     creates = [r["n"] for r in client if r["phase"] == "intent" and r["op"] == "create_job"]
@@ -117,8 +117,9 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
         # whatever is noted is known to it.
         evidence.lines = ledger.read(*job_ledgers)
         evidence.attempts = await api.attempts(r["id"] for r in evidence.runs if _has_a_story(r))
-        await asyncio.sleep(target.apart)
-        evidence.later = await api.runs_of(job_ids)
+        if target.apart is not None:
+            await asyncio.sleep(target.apart)
+            evidence.later = await api.runs_of(job_ids)
     return evidence
 
 
@@ -130,7 +131,7 @@ def _has_a_story(run: Document) -> bool:
 class _Api:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
-        self._turns = asyncio.Semaphore(16)
+        self._turns = asyncio.Semaphore(8)  # more only cost the client
 
     async def get(self, path: str, **params: Any) -> Document | list[Any] | None:
         async with self._turns:

@@ -2,7 +2,7 @@
 
 As a program (target `process`; needs no installation):
     python tests/trust/jobs.py [--ledger FILE] [--seconds S] [--first-seconds S] [--fail-attempts N] [--key K]
-As functions (target `python`; `tocsin worker tests.trust.jobs:app`): `trust.work` and `trust.work_async`.
+As functions (target `python`; `tocsin worker tests.trust.jobs:app`): `trust.work`, `trust.work_async`, `trust.note`.
 
 The ledger is named by the run's args, the option, or TRUST_LEDGER in the environment. A run's args win over options:
 {"ledger", "seconds", "first_seconds", "fail_attempts", "key"}. The first attempt takes `first_seconds` where they are
@@ -27,11 +27,21 @@ else:
 class Attempt:
     """One attempt as the job itself sees it."""
 
-    def __init__(self, ledger: str | None, run_id: str, job_id: str, attempt: int, fence: int, key: str | None) -> None:
+    def __init__(
+        self,
+        ledger: str | None,
+        run_id: str,
+        job_id: str,
+        attempt: int,
+        fence: int,
+        key: str | None,
+        *,
+        flush: bool = True,
+    ) -> None:
         path = ledger or os.environ.get("TRUST_LEDGER")
         if not path:
             raise SystemExit("no ledger: give it as an argument or as TRUST_LEDGER")
-        self._file = Appender(path)
+        self._file = Appender(path, flush=flush)
         self._who = {"run_id": run_id, "job_id": job_id, "attempt": attempt, "fence": fence, "key": key}
         self.attempt = attempt
 
@@ -106,6 +116,13 @@ def _make_app() -> Any:
         attempt = begin(ctx, ledger, key)
         time.sleep(attempt.length(seconds, first_seconds))
         return attempt.finish(fail_attempts)
+
+    @app.function("trust.note")
+    async def note(ctx: Any, ledger: str) -> None:
+        """Nothing but its notes, and those not flushed: for thousands of runs that nobody kills."""
+        attempt = Attempt(ledger, ctx.run_id, ctx.job_id, ctx.attempt, ctx.fence, None, flush=False)
+        attempt.note("start")
+        attempt.finish(0)
 
     @app.function("trust.work_async")
     async def work_async(

@@ -1,0 +1,280 @@
+"""A crash at each failpoint of each command: kill -9 around the commit, restart, repeat, and there is one effect.
+
+A story says how a command is prepared and given. It is given to a server that dies at the first fault, then again, the
+same bytes with the same Idempotency-Key, to one that dies at the next, and at last to one that lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import Cluster
+
+from .cluster import ROOT, Server, Site, until
+from .evidence import instant
+
+Document = dict[str, Any]
+Act = Callable[[], Awaitable[Any]]
+
+# Steps that no crash is tried at, each with the reason.
+LEFT_OUT = {
+    "history": "only reads",
+    "catalog": "only reads",
+    "logs": "only reads",
+    "found": "runs before any server does",
+    "register": "a worker that registers twice is two workers, and the first one lapses",
+    "drain": "setting one flag twice is setting it once",
+    "keys": "has no Idempotency-Key yet",
+    "tenants": "has no Idempotency-Key yet",
+}
+
+
+class Play:
+    """One database, one server that is killed and restarted, and a client of it."""
+
+    def __init__(
+        self, server: Server, api: httpx.AsyncClient, hand: httpx.AsyncClient, faults: tuple[str, ...]
+    ) -> None:
+        self.server, self.faults = server, faults
+        self._api, self._hand = api, hand
+        self.worker_id = ""
+
+    async def survive(self, act: Act) -> Any:
+        """Give the command to a server that dies at each fault in turn; then to one that lives, for its answer."""
+        for fault, following in zip(self.faults, [*self.faults[1:], None], strict=True):
+            await until(f"the server dies at {fault}", lambda: self._dies(act), 15, every=0.02)
+            assert await self.server.ended() == -signal.SIGKILL
+            if following is not None:
+                self.server.spawn_with(following)
+        await self.server.start()
+        return await act()
+
+    async def _dies(self, act: Act) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            await act()
+        return not self.server.alive
+
+    async def get(self, path: str, **query: Any) -> Document:
+        return _told(await self._api.get(path, params=query))
+
+    async def post(self, path: str, body: Document, key: str | None = None) -> Document:
+        headers = {"idempotency-key": key} if key else {}
+        return _told(await self._api.post(path, json=body, headers=headers))
+
+    async def job(self, **spec: Any) -> str:
+        target = {"kind": "process", "command": ["true"]}
+        job = await self.post("/v1/jobs", {"target": target, "schedule": {"manual": True}} | spec)
+        return str(job["id"])
+
+    async def queued(self, count: int, **spec: Any) -> tuple[str, list[str]]:
+        """A job with queued runs."""
+        job_id = await self.job(**spec)
+        made = await self.post(f"/v1/jobs/{job_id}/runs/batch", {"runs": [{}] * count})
+        return job_id, made["ids"]
+
+    async def runs(self, job_id: str) -> list[Document]:
+        return (await self.get("/v1/runs", job=job_id, limit=500))["items"]  # type: ignore[no-any-return]
+
+    # ── a worker, by hand ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def register(self) -> None:
+        body = {"name": "by-hand", "slots": 8, "targets": ["process"]}
+        self.worker_id = (await self._work("register", body))["worker_id"]
+
+    async def claim(self, last_claim: int = 0) -> Document:
+        """Ask until something comes."""
+
+        async def ask() -> Document | None:
+            answer = await self._work(f"{self.worker_id}/claim", {"slots": 8, "wait": 1, "last_claim": last_claim})
+            return answer if answer["runs"] else None
+
+        found = await until("a claim brings runs", ask, 10)
+        assert found is not None
+        return found
+
+    async def report(self, **body: Any) -> Document:
+        return await self._work(f"{self.worker_id}/report", body)
+
+    async def _work(self, path: str, body: Document) -> Document:
+        return _told(await self._hand.post(f"/v1/worker/{path}", json=body))
+
+
+def _told(reply: httpx.Response) -> Document:
+    assert reply.is_success, f"{reply.request.method} {reply.request.url.path}: {reply.status_code} {reply.text}"
+    return reply.json() | {"replayed": "idempotent-replayed" in reply.headers}
+
+
+STORIES: dict[str, tuple[tuple[str, ...], Callable[[Play], Awaitable[None]]]] = {}
+
+
+def story(*faults: str) -> Callable[[Callable[[Play], Awaitable[None]]], None]:
+    def note(tell: Callable[[Play], Awaitable[None]]) -> None:
+        STORIES[tell.__name__] = (tuple(f if "=" in f else f"{f}=kill:1" for f in faults), tell)
+
+    return note
+
+
+def end(run: Document, outcome: str) -> Document:
+    return {k: run[k] for k in ("run_id", "attempt", "fence")} | {"outcome": outcome}
+
+
+# ── what people and programs ask ─────────────────────────────────────────────────────────────────────────────────
+
+
+@story("submit.before_commit", "submit.after_commit", "server.before_reply")
+async def create_a_job(play: Play) -> None:
+    spec = {"target": {"kind": "process", "command": ["true"]}, "schedule": {"manual": True}, "tags": {"story": "1"}}
+    job = await play.survive(lambda: play.post("/v1/jobs", spec, key="create"))
+    assert job["replayed"]
+    assert [j["id"] for j in (await play.get("/v1/jobs", tag="story:1"))["items"]] == [job["id"]]
+
+
+@story("submit.before_commit=kill:2", "submit.after_commit", "server.before_reply")
+async def ask_for_runs(play: Play) -> None:
+    job_id = await play.job()
+    body = {"runs": [{"args": {"n": n}} for n in range(5)]}
+    made = await play.survive(lambda: play.post(f"/v1/jobs/{job_id}/runs/batch", body, key="runs"))
+    assert made["replayed"]
+    assert sorted(r["id"] for r in await play.runs(job_id)) == sorted(made["ids"])
+    assert len(made["ids"]) == 5
+
+
+@story("control.before_commit", "control.after_commit")
+async def cancel_a_job(play: Play) -> None:
+    job_id, run_ids = await play.queued(3)
+    job = await play.survive(lambda: play.post(f"/v1/jobs/{job_id}/cancel", {}, key="cancel"))
+    assert (job["state"], job["replayed"]) == ("cancelled", True)
+    runs = await play.runs(job_id)
+    assert sorted((r["id"], r["state"]) for r in runs) == [(i, "cancelled") for i in sorted(run_ids)]
+
+
+@story("dead.before_commit", "dead.after_commit")
+async def redrive_a_dead_letter(play: Play) -> None:
+    job_id, [run_id] = await play.queued(1, retry={"max_attempts": 1})
+    await play.register()
+    [run] = (await play.claim())["runs"]
+    await play.report(finished=[end(run, "failed")])
+    made = await play.survive(lambda: play.post("/v1/dead-letters/redrive", {"ids": [run_id]}, key="redrive"))
+    assert made["replayed"]
+    redriven = [(r["id"], r["origin_run_id"]) for r in await play.runs(job_id) if r["trigger"] == "redrive"]
+    assert redriven == [(made["items"][0]["id"], run_id)]
+    assert (await play.get("/v1/dead-letters"))["items"] == []
+
+
+# ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@story("claim.after_commit")
+async def claim_runs(play: Play) -> None:
+    await _claimed_and_done(play, await play.queued(3))
+
+
+@story("claim_limited.before_commit", "claim_limited.after_commit")
+async def claim_runs_under_a_limit(play: Play) -> None:
+    await _claimed_and_done(play, await play.queued(3, max_concurrency=3))
+
+
+async def _claimed_and_done(play: Play, queued: tuple[str, list[str]]) -> None:
+    """An answer that was lost costs nothing: the worker proves that it does not have the runs by asking again."""
+    job_id, run_ids = queued
+    await play.register()
+    answer = await play.survive(play.claim)
+    got = {run["run_id"]: run for run in answer["runs"]}
+    while len(got) < len(run_ids):
+        answer = await play.claim(answer["claim_id"])
+        got |= {run["run_id"]: run for run in answer["runs"]}
+    assert sorted(got) == sorted(run_ids)
+    told = await play.report(last_claim=answer["claim_id"], finished=[end(r, "succeeded") for r in got.values()])
+    assert len(told["accepted"]) == 3
+    for run in await play.runs(job_id):
+        assert (run["state"], run["failures"], run["losses"]) == ("succeeded", 0, 0)
+        assert len((await play.get(f"/v1/runs/{run['id']}/attempts"))["items"]) == 1
+
+
+@story("report.before_commit", "report.after_commit", "server.before_reply")
+async def report_results(play: Play) -> None:
+    job_id, _ = await play.queued(3, retry={"max_attempts": 1})
+    await play.register()
+    answer = await play.claim()
+    good, bad, tried = answer["runs"]
+    finished = [end(good, "succeeded") | {"result": {"n": 1}}, end(bad, "failed"), end(tried, "cancelled")]
+    told = await play.survive(lambda: play.report(last_claim=answer["claim_id"], finished=finished))
+    assert (len(told["accepted"]), told["superseded"]) == (3, [])
+    runs = {r["id"]: r for r in await play.runs(job_id)}
+    assert [runs[r["run_id"]]["state"] for r in (good, bad, tried)] == ["succeeded", "dead", "cancelled"]
+    for run in runs.values():
+        assert len((await play.get(f"/v1/runs/{run['id']}/attempts"))["items"]) == 1
+    assert runs[bad["run_id"]]["failures"] == 1
+    assert len((await play.get("/v1/dead-letters"))["items"]) == 1
+
+
+@story("give_back.before_commit", "give_back.after_commit")
+async def hand_a_run_back(play: Play) -> None:
+    await play.queued(1)
+    await play.register()
+    answer = await play.claim()
+    [run] = answer["runs"]
+    returned = [[run["run_id"], run["fence"]]]
+    await play.survive(lambda: play.report(last_claim=answer["claim_id"], returned=returned))
+    [again] = (await play.claim(answer["claim_id"]))["runs"]
+    assert again["run_id"] == run["run_id"]
+    assert again["fence"] > run["fence"]
+    told = await play.report(finished=[end(run, "failed"), end(again, "succeeded")])
+    assert told["superseded"] == returned
+    run = await play.get(f"/v1/runs/{run['run_id']}")
+    assert (run["state"], run["failures"], run["losses"]) == ("succeeded", 0, 0)
+
+
+# ── what a server does by itself ─────────────────────────────────────────────────────────────────────────────────
+
+
+@story("plan.before_commit=kill:3", "plan.after_commit")
+async def plan_occurrences(play: Play) -> None:
+    # The first turn of a planner that finds nothing commits nothing, but it commits; hence the third.
+    job_id = await play.job(schedule={"every": "PT1S"})
+    await play.survive(lambda: play.runs(job_id))
+    made = instant((await play.get(f"/v1/jobs/{job_id}"))["created_at"])
+
+    async def several() -> list[Document]:
+        runs = await play.runs(job_id)
+        return runs if len(runs) >= 6 else []
+
+    due = sorted(instant(r["scheduled_for"]) for r in await until("six occurrences", several))
+    assert due == [made + timedelta(seconds=k) for k in range(1, len(due) + 1)]
+
+
+@story("sweep.before_commit", "sweep.after_commit")
+async def expire_runs(play: Play) -> None:
+    job_id, run_ids = await play.queued(3, start_deadline="PT0.5S")
+    await play.survive(lambda: play.runs(job_id))
+    assert sorted((r["id"], r["state"]) for r in await play.runs(job_id)) == [(i, "expired") for i in sorted(run_ids)]
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_one_effect_whatever_crashes(cluster: Cluster, database_url: str, tmp_path: Path, name: str) -> None:
+    faults, tell = STORIES[name]
+    with Site(tmp_path, database_url, cluster.keys, lease=30, heartbeat=10, horizon_seconds=2) as site:
+        server = await site.server("server", start=False)
+        await server.start(faults[0])
+        async with site.client(server) as api, site.client(server, "worker_key") as hand:
+            await asyncio.wait_for(tell(Play(server, api, hand, faults)), 60)
+
+
+def test_every_failpoint_is_crashed_at_or_left_out_for_a_reason() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "tocsin").rglob("*.py"))
+    steps = set(re.findall(r'db\.(?:transaction\(|tenant\([^()"]*, )"(\w+)"', text))
+    points = {f"{step}.{when}" for step in steps - LEFT_OUT.keys() for when in ("before_commit", "after_commit")}
+    points |= set(re.findall(r'failpoints\.hit\("([\w.]+)"\)', text))
+    tried = {fault.partition("=")[0] for faults, _ in STORIES.values() for fault in faults}
+    assert LEFT_OUT.keys() <= steps
+    assert points == tried
