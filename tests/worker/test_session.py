@@ -160,6 +160,18 @@ async def test_nothing_survives_the_sudden_death_of_the_worker() -> None:
         await until(lambda: not any(map(alive, pids)))
 
 
+async def test_the_guard_is_replaced_when_it_dies() -> None:
+    def guard(process: asyncio.subprocess.Process) -> list[int]:
+        children = [child for child in psutil.Process(process.pid).children() if alive(child.pid)]
+        return [child.pid for child in children if "tocsin.worker.guard" in child.cmdline()]
+
+    async with started(heartbeat=0.1) as (_, process):
+        [first] = guard(process)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not alive(first))
+        await until(lambda: guard(process))
+
+
 async def test_slots_bound_what_is_claimed() -> None:
     async with started(slots=2, heartbeat=0.1) as (gateway, _):
         first = [gateway.process("sleep", "300") for _ in range(2)]

@@ -30,19 +30,28 @@ class Guard:
         self._fd = os.memfd_create("tocsin-lease")
         os.ftruncate(self._fd, _CELL.size)
         self._cell = mmap.mmap(self._fd, _CELL.size)
-        ours, self._pipe = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tocsin.worker.guard", mark, str(self._fd), str(ours)],
+        self._mark, self._children = mark, children
+        self._process, self._pipe = self._start()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+        theirs, ours = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tocsin.worker.guard", self._mark, str(self._fd), str(theirs)],
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._fd, ours),
+            pass_fds=(self._fd, theirs),
             start_new_session=True,
         )
-        os.close(ours)
-        children.add(self._process.pid)
+        os.close(theirs)
+        self._children.add(process.pid)
+        return process, ours
 
     def lease_until(self, deadline: float) -> None:
         """The runs are ours until this `boottime` instant; 0: there is nothing to guard."""
         _CELL.pack_into(self._cell, 0, deadline)
+        if self._process.poll() is not None:
+            self._children.discard(self._process.pid)
+            os.close(self._pipe)
+            self._process, self._pipe = self._start()
 
     def close(self) -> None:
         """Let it look for leftovers and go."""
