@@ -89,10 +89,11 @@ ended as (
 ),
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
-       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
+       c.once or coalesce(c.overlap in ('queue', 'queue_all'), false) as special
   from claimed c
 union all
-select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id
+select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id, true
   from judged j
  where j.verdict <> 'go'
 
@@ -153,10 +154,10 @@ parked as (
     returning r.tenant_id, r.id, r.job_id, r.lane_id
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
-       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id, true as special
   from claimed c
 union all
-select 'limit', p.tenant_id, p.id::text, p.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, p.lane_id
+select 'limit', p.tenant_id, p.id::text, p.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, p.lane_id, true
   from parked p
 
 -- :name promote

@@ -7,11 +7,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from tocsin.clock import iso
+from tocsin.clock import EPOCH, iso
 from tocsin.errors import NotFound
 from tocsin.flow import fleet, logs
 from tocsin.flow.control import Stop
@@ -29,6 +30,7 @@ from tocsin.wire import (
     Claim,
     ClaimAnswer,
     ClaimedRun,
+    Finished,
     LogShipment,
     Register,
     Registered,
@@ -40,6 +42,7 @@ from tocsin.wire import (
 
 _LONGEST_WAIT = 60.0
 _MOST_ENDINGS = 20
+_MOST_PLAIN = 200_000
 
 
 @dataclass
@@ -77,6 +80,9 @@ class Gateway:
         self._hint = hint
         self._rng = random.Random()
         self._sessions: dict[str, Session] = {}
+        # Runs claimed here whose success ends nothing but themselves, with their fence. Forgetting one costs a look-up.
+        self._plain: dict[str, int] = {}
+        self._last_instant = EPOCH, iso(EPOCH)
         self._reports: GroupCommit[list[Ending], set[RunKey]] = GroupCommit(self._commit_reports, _MOST_ENDINGS)
         self._renewals: GroupCommit[str, str | None] = GroupCommit(self._commit_renewals, 1000)
 
@@ -121,7 +127,7 @@ class Gateway:
         told = [(f.run_id, f.fence) for f in body.finished] + [(r, f) for r, f in body.returned]
         accepted: set[RunKey] = set()
         if body.finished:
-            accepted |= await self._reports.add([Ending(worker_id, f) for f in body.finished])
+            accepted |= await self._reports.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
         if body.returned:
             accepted |= await self._give_back([Returned(worker_id, r, f) for r, f in body.returned])
         if body.running is not None:
@@ -131,7 +137,7 @@ class Gateway:
             self._sessions.pop(worker_id, None)
         orders, session.orders = session.orders, []
         return ReportAnswer(
-            accepted=[key for key in told if key in accepted],
+            accepted=told if accepted.issuperset(told) else [key for key in told if key in accepted],
             superseded=[key for key in told if key not in accepted],
             stop=orders,
             drain=session.state == "draining",
@@ -211,6 +217,9 @@ class Gateway:
         return ClaimAnswer(claim_id=max(session.last_claim, 0), runs=[], stop=orders, drain=session.state == "draining")
 
     async def _claim_answer(self, session: Session, rows: list[Row], shared: bool, packed: bool) -> ClaimAnswer:
+        if len(self._plain) > _MOST_PLAIN:
+            self._plain.clear()
+        self._plain.update((row["id"], row["fence"]) for row in rows if not row["special"])
         known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
         orders, session.orders = session.orders, []
         return ClaimAnswer(
@@ -225,22 +234,30 @@ class Gateway:
         )
 
     def _claimed_run(self, row: Row, stored: StoredSpec, shared: bool, packed: bool) -> ClaimedRun:
-        run_id, fence, ready_at, scheduled_for = row["id"], row["fence"], row["ready_at"], row["scheduled_for"]
-        start_at = iso(ready_at)
+        run_id, fence = row["id"], row["fence"]
         return ClaimedRun(
             run_id=run_id,
             attempt=row["attempt"],
             fence=fence,
-            start_at=start_at,
+            start_at=self._iso(row["ready_at"]),
             timeout_ms=stored.timeout_ms,
             job_id=row["job_id"],
             job_name=stored.name,
-            scheduled_for=start_at if scheduled_for == ready_at else iso(scheduled_for),
+            scheduled_for=self._iso(row["scheduled_for"]),
             spec=None if shared else stored.msgpack if packed else stored.json,
             spec_ref=f"{row['job_id']}:{row['job_version']}" if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),
             token=self._tokens.make(run_id, fence),
         )
+
+    def _iso(self, at: datetime) -> str:
+        """Runs of one batch are due at one instant: say it once."""
+        if at != self._last_instant[0]:
+            self._last_instant = at, iso(at)
+        return self._last_instant[1]
+
+    def _is_plain(self, finished: Finished) -> bool:
+        return self._plain.pop(finished.run_id, None) == finished.fence and finished.outcome == "succeeded"
 
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
