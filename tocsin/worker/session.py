@@ -22,7 +22,7 @@ from tocsin.errors import TocsinError
 from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
 from tocsin.worker.executors import Attempt, Executor, PythonTarget, Spec, read_spec
-from tocsin.worker.link import Link, Unreachable
+from tocsin.worker.link import Link, UnknownWorker, Unreachable
 from tocsin.worker.logs import LogShipper, RunLog
 from tocsin.worker.timing import Lease, ServerClock, instant
 
@@ -387,6 +387,13 @@ class Session:
             self._settled.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), _LAST_WORDS)
+        await self._take_leave()
+
+    async def _take_leave(self) -> None:
+        """Say that we go, so that nobody waits for our lease to end; it does not matter much if that is lost."""
+        body = wire.encode_msgpack(wire.Report(last_claim=self._last_claim, leaving=True))
+        with contextlib.suppress(Unreachable, UnknownWorker, TimeoutError):
+            await asyncio.wait_for(self._link.report(self.worker_id, body, 1.0), 1.0)
 
 
 class _AfterLog:
