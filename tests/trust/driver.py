@@ -22,7 +22,7 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +77,10 @@ class Driver:
     async def cancel_job(self, job_id: str) -> None:
         """End a job; what is running may finish."""
         await self._write("cancel_job", f"/v1/jobs/{job_id}/cancel", {"running": "leave"}, job_id=job_id)
+
+    async def cancel_run(self, run_id: str) -> None:
+        """Stop one run, wherever it is; one that has ended stays as it is."""
+        await self._write("cancel_run", f"/v1/runs/{run_id}/cancel", {}, run_id=run_id)
 
     async def get(self, path: str, **params: Any) -> Any:
         """Read, from whoever answers."""
@@ -135,6 +139,7 @@ class Load:
     batch: int = 10
     batches_per_second: float = 5.0
     once_per_second: float = 2.0
+    cancels_per_second: float = 0.0  # of runs, whatever they are doing
     every: Sequence[str] = ("PT1S", "PT2S", "PT5S")
     max_concurrency: int | None = 3  # of the first manual job
     longest: float = 0.3
@@ -151,6 +156,18 @@ class Made:
     every: list[str] = field(default_factory=list)
     once: list[str] = field(default_factory=list)
     runs: int = 0
+    recent: list[str] = field(default_factory=list)  # runs that a cancel may still find alive
+
+    @classmethod
+    def all(cls, parts: Iterable[Made]) -> Made:
+        """Several loads as one."""
+        out = cls()
+        for part in parts:
+            out.manual += part.manual
+            out.every += part.every
+            out.once += part.once
+            out.runs += part.runs
+        return out
 
     @property
     def jobs(self) -> list[str]:
@@ -170,6 +187,11 @@ async def run_load(driver: Driver, load: Load) -> Made:
         args = [run_args(load, rng) for _ in range(load.batch)]
         ids = await driver.create_runs(rng.choice(made.manual), args)
         made.runs += len(ids)
+        made.recent = ids
+
+    async def one_cancel() -> None:
+        if made.recent:
+            await driver.cancel_run(rng.choice(made.recent))
 
     async def one_job() -> None:
         made.once.append(await driver.create_job(job_spec(load, None)))
@@ -177,6 +199,7 @@ async def run_load(driver: Driver, load: Load) -> Made:
     await asyncio.gather(
         _steadily(more_runs, load.batches_per_second, load.seconds),
         _steadily(one_job, load.once_per_second, load.seconds),
+        _steadily(one_cancel, load.cancels_per_second, load.seconds),
     )
     return made
 
