@@ -1,0 +1,250 @@
+"""Write docs/reference from the code: `python -m docs.generate`. `tests/docs` fails while a page is stale."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from tocsin import errors, settings
+from tocsin.cli.main import app
+from tocsin.model.access import PERMISSIONS
+from tocsin.model.states import FINAL, LIVE, RUN_MOVES
+from tocsin.node.server import routes, worker_routes
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by `python -m docs.generate`; change the code, not this page. -->\n"
+
+# What a process or client finds in its environment; `pages` refuses to forget one of them.
+_VARIABLES = {
+    "TOCSIN_URL": "client, worker, job: where the server is",
+    "TOCSIN_KEY": "client: the API key (a worker takes it, too, if there is no `TOCSIN_WORKER_KEY`)",
+    "TOCSIN_WORKER_KEY": "worker: a key of role `worker`",
+    "TOCSIN_RUN_ID": "job: the run, the same in every attempt",
+    "TOCSIN_JOB_ID": "job: the job",
+    "TOCSIN_JOB_NAME": "job: the job's name, if it has one",
+    "TOCSIN_ATTEMPT": "job: 1, 2, …",
+    "TOCSIN_FENCE": "job: rises with every claim of the run; refuse writes with a lower one",
+    "TOCSIN_SCHEDULED_FOR": "job: the instant the run stands for",
+    "TOCSIN_ARGS": "job: the run's `args` as JSON",
+    "TOCSIN_RUN_TOKEN": "job: a token of this one attempt",
+}
+
+
+def table(head: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+    """A Markdown table; `head` names the columns, separated by `|`."""
+    columns = head.split("|")
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def settings_page() -> str:
+    """Every field of `Settings`, and the variables with our prefix that are none."""
+    unknown = settings._NOT_SETTINGS ^ _VARIABLES.keys()
+    if unknown:
+        raise SystemExit(f"docs/generate.py and tocsin/settings.py disagree about {', '.join(sorted(unknown))}")
+    rows = [
+        (f"`{f.name}`", f"`TOCSIN_{f.name.upper()}`", _default(f), f.metadata["doc"]) for f in fields(settings.Settings)
+    ]
+    return (
+        f"{NOTE}# Settings\n\n"
+        "Read once, at start, from the environment. Options of the command line win over them. "
+        "An unknown `TOCSIN_…` variable is refused, with the nearest name that exists. Durations are in seconds.\n\n"
+        + table("setting|variable|default|meaning", rows)
+        + "\n## Variables that are not settings\n\n"
+        + table("variable|who reads it, and what it is", [(f"`{k}`", v) for k, v in _VARIABLES.items()])
+    )
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return str(getattr(field.default_factory, "__doc__", "")).partition(",")[0]
+    value = field.default
+    return "(empty)" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Code(NamedTuple):
+    """A stable code, the class it is raised with, and what it says."""
+
+    code: str
+    kind: type[errors.ApiProblem]
+    says: str
+
+
+def errors_page() -> str:
+    """The classes of problems, and every code that the code raises."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ApiProblem)]
+    classes = [
+        (str(kind.status), f"`{kind.__name__}`", kind.title, f"`{kind.default_code}`")
+        for kind in sorted(kinds[1:], key=lambda k: k.status)
+    ]
+    found: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+    for code in _codes({kind.__name__: kind for kind in kinds}):
+        says = found[code.code, code.kind.status, code.kind.__name__]
+        if code.says and code.says not in says:
+            says.append(code.says)
+    codes = [
+        (f"`{code}`", str(status), f"`{kind}`", "; ".join(sorted(says)))
+        for (code, status, kind), says in sorted(found.items())
+    ]
+    return (
+        f"{NOTE}# Errors\n\n"
+        "Every error of the API is `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail`, `code`, "
+        "and for input errors `errors: [{path, code, message}]`. Programs go by `status` and `code`, which are stable; "
+        "`detail` is for people and may change. What belongs to another tenant answers 404, as if it did not exist.\n\n"
+        "## Classes\n\nWhat a problem has that names no code of its own.\n\n"
+        + table("status|class|title|code", classes)
+        + "\n## Codes\n\nWhat the code raises beyond these; `…` stands for what varies.\n\n"
+        + table("code|status|class|says", codes)
+    )
+
+
+def _codes(kinds: dict[str, type[errors.ApiProblem]]) -> Iterator[Code]:
+    for path in sorted((ROOT / "tocsin").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield from _code(node, kinds)
+
+
+def _code(call: ast.Call, kinds: dict[str, type[errors.ApiProblem]]) -> Iterator[Code]:
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=name), attr="field") if name in kinds and len(call.args) == 3:
+            yield Code(_text(call.args[1]), kinds[name], f"{_text(call.args[0])}: {_text(call.args[2])}")
+        case ast.Name(id=name) if name in kinds:
+            for keyword in call.keywords:
+                if keyword.arg == "code":
+                    yield Code(_text(keyword.value), kinds[name], _text(call.args[0]) if call.args else "")
+
+
+def _text(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) for part in parts)
+        case _:
+            return "…"
+
+
+# ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options."""
+    root: Any = typer.main.get_command(app)
+    parts = [
+        f"{NOTE}# The command line\n\n{root.help}\n\n"
+        "Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot "
+        "be reached, 130 interrupted. Without `TOCSIN_URL` and `TOCSIN_KEY` the server and key of `credentials.toml` "
+        "in the home are used.\n\nOptions before the command:\n\n" + _parameters(root)
+    ]
+    parts += [_command(name, command) for name, command in commands(root)]
+    return "\n".join(parts)
+
+
+def commands(group: Any, prefix: str = "tocsin") -> Iterator[tuple[str, Any]]:
+    """Every command below a group, with its full name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}", command
+
+
+def _command(name: str, command: Any) -> str:
+    arguments = [_argument(p) for p in command.params if p.param_type_name == "argument"]
+    usage = " ".join([name, *(["[OPTIONS]"] if len(arguments) < len(command.params) else []), *arguments])
+    return f"## {name}\n\n{command.help}\n\n```\n{usage}\n```\n\n{_parameters(command)}"
+
+
+def _argument(parameter: Any) -> str:
+    word = parameter.metavar or parameter.name.upper() + ("…" if parameter.nargs == -1 else "")
+    return word if parameter.required or word.startswith("[") else f"[{word}]"
+
+
+def _parameters(command: Any) -> str:
+    rows = []
+    for p in command.params:
+        if p.hidden or p.name in ("install_completion", "show_completion", "help"):
+            continue
+        if p.param_type_name == "argument":
+            rows.append((f"`{_argument(p)}`", p.help or ""))
+            continue
+        value = "" if p.is_flag else f" {p.metavar or p.name.upper()}"
+        default = "" if p.default in (None, "", False) else f" Default: `{p.default}`."
+        rows.append((f"`{', '.join(p.opts)}{value}`", (p.help or "") + (" May be repeated." * p.multiple) + default))
+    return table("option|meaning", rows) if rows else ""
+
+
+# ── routes and states ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def api_page() -> str:
+    """The routes, whom each is open to, and which are not built yet."""
+    groups: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
+    for method, path, permission, handler in [*routes.ROUTES, *worker_routes.ROUTES]:
+        groups[handler.__name__ == "not_yet"].append((f"`{method} {path}`", PERMISSIONS[permission]))
+    return (
+        f"{NOTE}# Routes\n\n"
+        "Each needs `Authorization: Bearer <key>`; the role is the least that may call it. "
+        "Open to everyone: `/healthz`, `/readyz`, `/metrics`.\n\n## Built\n\n"
+        + table("route|role", sorted(groups[0], key=_by_path))
+        + "\n## Named by the contract, not built yet\n\nThey answer 422 `not_supported`.\n\n"
+        + table("route|role", sorted(groups[1], key=_by_path))
+    )
+
+
+def _by_path(row: tuple[str, str]) -> tuple[str, str]:
+    method, _, path = row[0].strip("`").partition(" ")
+    return path, method
+
+
+def states_page() -> str:
+    """The life of a run."""
+    moves = [(a, b, ", ".join(steps)) for (a, b), steps in RUN_MOVES.items() if steps]
+    diagram = "".join(f"    {a} --> {b}: {steps}\n" for a, b, steps in moves)
+    ends = "".join(f"    {state} --> [*]\n" for state in FINAL)
+    return (
+        f"{NOTE}# The states of a run\n\n"
+        f"Live (a row in `runs`): {', '.join(f'`{s}`' for s in LIVE)}. "
+        f"Final (rows in `history` only): {', '.join(f'`{s}`' for s in FINAL)}. "
+        "Final is final. The table is `RUN_MOVES` of `tocsin/model/states.py`.\n\n"
+        "```mermaid\nstateDiagram-v2\n    [*] --> staged: submit, plan\n    [*] --> ready: submit, plan\n"
+        f"{diagram}{ends}```\n\n" + table("from|to|step", [(f"`{a}`", f"`{b}`", steps) for a, b, steps in moves])
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "errors.md": errors_page,
+    "cli.md": cli_page,
+    "api.md": api_page,
+    "states.md": states_page,
+}
+
+
+def main() -> None:
+    """Write every page that is not current."""
+    REFERENCE.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        path, text = REFERENCE / name, page()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"wrote docs/reference/{name}\n")
+
+
+if __name__ == "__main__":
+    main()
