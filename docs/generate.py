@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ _VARIABLES = {
 }
 
 
-def table(head: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def table(head: str, rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; `head` names the columns, separated by `|`."""
     columns = head.split("|")
     lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
@@ -207,7 +207,7 @@ def api_page() -> str:
     )
 
 
-def _by_path(row: tuple[str, str]) -> tuple[str, str]:
+def _by_path(row: Sequence[str]) -> tuple[str, str]:
     method, _, path = row[0].strip("`").partition(" ")
     return path, method
 
