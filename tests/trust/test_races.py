@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cluster
+from tocsin.flow.shared.lanes import LaneBook, LaneKey
+from tocsin.settings import Settings
+from tocsin.store.db import Database
 
 from . import ledger
 from .checker import check, most_at_once, summary
@@ -92,6 +95,22 @@ async def test_ten_thousand_occurrences_run_exactly_once(site: Site, capsys: pyt
     assert len(by_job) == JOBS
     assert done >= OCCURRENCES
     assert len(by_worker) == 2, "both servers must have had their share"
+
+
+async def test_two_nodes_make_the_same_lanes(settings: Settings) -> None:
+    databases = [Database(settings.database_url, size=2) for _ in range(2)]
+    for database in databases:
+        await database.open()
+    try:
+        books = [LaneBook(database) for database in databases]
+        for n in range(50):
+            keys = [LaneKey("default", "python", f"f{n}.{m}") for m in range(4)]
+            known = await asyncio.gather(*(book.intern(keys) for book in books))
+            assert known[0] == known[1]
+            assert set(known[0]) == set(keys)
+    finally:
+        for database in databases:
+            await database.close()
 
 
 async def test_a_limit_holds_over_two_servers(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
