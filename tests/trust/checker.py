@@ -257,9 +257,13 @@ def i7_tries_are_bounded(e: Evidence) -> Found:
 
 def i8_limits_hold(e: Evidence) -> Found:
     by_job, by_key = defaultdict(list), defaultdict(list)
+    # A frozen attempt holds its place until its worker's lease is over (P7); when it wakes to note its end, it has
+    # long been told as lost.
+    lost = {(run_id, a["attempt"]) for run_id, told in e.attempts.items() for a in told if a["outcome"] == "lost"}
     for line in e.lines:
-        by_job[line["job_id"]].append(line)
-        by_key[line.get("key")].append(line)
+        if (line["run_id"], line["attempt"]) not in lost:
+            by_job[line["job_id"]].append(line)
+            by_key[line.get("key")].append(line)
     for job_id, job in e.jobs.items():
         limit = (job or {}).get("max_concurrency")
         if limit is not None and (most := most_at_once(by_job[job_id])) > limit:

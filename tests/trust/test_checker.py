@@ -268,6 +268,13 @@ def test_a_killed_attempt_does_not_count_as_running_for_ever() -> None:
     assert most_at_once(lines) == 1
 
 
+def test_a_lost_attempt_that_wakes_to_note_its_end_holds_no_place() -> None:
+    evidence = truth()
+    woken = line(evidence, "m2", 2, "start") | {"phase": "end", "boottime_ns": us(T0 + 22 * SECOND) * 1000}
+    evidence.lines.append(woken)
+    assert check(evidence) == []
+
+
 @pytest.mark.parametrize(
     ("schedule", "count"),
     [
