@@ -44,7 +44,7 @@ def main() -> None:
     """Measure what is asked for, on one stand."""
     options = _options()
     report = Report()
-    with stand() as made:
+    with stand(options.patience) as made:
         _describe_machine(made, report)
         for name in options.names:
             say(f"── {name}")
@@ -60,6 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=2_000, help="drain: slots of each worker")
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
     parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
+    parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine, each time")
     options = parser.parse_args()
     if unknown := set(options.names) - set(_BENCHMARKS):
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")

@@ -14,7 +14,7 @@ from bench.stand import TENANTS, Api, Stand, say
 _BATCH = 5_000  # the API's limit for one call
 _WARM_RUNS = 20  # per tenant
 _WAIT_SECONDS = 300.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.25  # rendering /metrics costs the server a millisecond or two
 _CLAIMED = "tocsin_claim_runs_total"
 _REPORTED = "tocsin_report_attempts_total"
 _COUNT = """
@@ -109,6 +109,7 @@ def _drain_once(stand: Stand, jobs: dict[str, str], runs: int, slots: int, worke
     # What autovacuum does to a queue that was empty for a few seconds: the burst then meets plans made for no rows.
     asyncio.run(stand.query("vacuum (analyze) runs"))
     enqueue_seconds = enqueue(api, jobs, runs)
+    stand.await_quiet()
     stand.start_workers(workers, slots)
     try:
         _wait(api, _CLAIMED, claimed + 1, fast=True)

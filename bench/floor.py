@@ -73,6 +73,7 @@ def measure(stand: Stand, *, rows: int = 50_000, repeat: int = 3, clients: tuple
     found: dict[str, dict[int, list[Pace]]] = {}
     for count in clients:
         for number in range(1, repeat + 1):
+            stand.await_quiet()
             paces = _round(stand, url, rows, count)
             say(f"floor {number}/{repeat}, clients: {count}; " + "; ".join(map(_describe, paces, paces.values())))
             for name, pace in paces.items():

@@ -75,6 +75,7 @@ def _measure(stand: Stand, kind: str, target: dict[str, Any], path: Path, submit
     job = stand.api.create_job(target)
     _submit(stand, job, _WARM_RUNS)
     _read(path, _WARM_RUNS)
+    stand.await_quiet()
     begun, before = time.perf_counter(), stand.cpu()
     answers = _submit(stand, job, submits)
     seconds, used = time.perf_counter() - begun, stand.cpu().since(before)

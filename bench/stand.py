@@ -31,6 +31,7 @@ TENANTS = 20
 FLOOR_DATABASE = "floor"
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
+_QUIET_CORES = 0.2
 # A promise, a lie, or a knob turned for the figures: the conditions are printed beside them.
 CONDITIONS = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
 
@@ -43,7 +44,8 @@ def say(text: str) -> None:
 class Stand:
     """Everything a benchmark stands on. A context: nothing of it is left afterwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 0.0) -> None:
+        self._patience = patience
         # 0711, because the user who runs PostgreSQL for root must get through.
         self.home = Path(tempfile.mkdtemp(prefix="tocsin-bench-"))
         self.home.chmod(0o711)
@@ -138,6 +140,15 @@ class Stand:
         }
         return cpu.measure(roots)
 
+    def await_quiet(self) -> None:
+        """Wait, for as long as patience allows, until others leave the machine alone."""
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline:
+            before = self.cpu()
+            time.sleep(0.5)
+            if self.cpu().since(before).foreign() / 0.5 < _QUIET_CORES:
+                return
+
     def _start(self, role: str, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.home / f"{role}.log", "ab") as log:
             return subprocess.Popen(
@@ -200,9 +211,9 @@ class Api:
 
 
 @contextlib.contextmanager
-def stand() -> Iterator[Stand]:
+def stand(patience: float = 0.0) -> Iterator[Stand]:
     """A stand that tells what its processes said if anything fails."""
-    with Stand() as made:
+    with Stand(patience) as made:
         try:
             yield made
         except Exception:
