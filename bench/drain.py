@@ -106,7 +106,7 @@ def _drain_once(stand: Stand, jobs: dict[str, str], runs: int, slots: int, worke
     api = stand.api
     finished = asyncio.run(_finished(stand, jobs))
     claimed, reported = api.counter(_CLAIMED), api.counter(_REPORTED)
-    # What autovacuum does to a queue that was empty for a few seconds: the burst then meets plans made for no rows.
+    # Every drain begins alike: with what autovacuum leaves of a queue that was empty for a few seconds.
     asyncio.run(stand.query("vacuum (analyze) runs"))
     enqueue_seconds = enqueue(api, jobs, runs)
     stand.await_quiet()
