@@ -238,9 +238,9 @@ async def hand_a_run_back(play: Play) -> None:
 # ── what a server does by itself ─────────────────────────────────────────────────────────────────────────────────
 
 
-@story("plan.before_commit=kill:3", "plan.after_commit")
+@story("plan.before_commit=kill:4", "plan.after_commit=kill:2")
 async def plan_occurrences(play: Play) -> None:
-    # The first turn of a planner that finds nothing commits nothing, but it commits; hence the third.
+    # A planner turns once a second and commits even if it finds nothing; by these turns it has found something.
     job_id = await play.job(schedule={"every": "PT1S"})
     await play.survive(lambda: play.runs(job_id))
     made = instant((await play.get(f"/v1/jobs/{job_id}"))["created_at"])
