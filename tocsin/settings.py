@@ -52,6 +52,7 @@ class Settings:
     insecure: bool = _doc("Allow listening beyond loopback without TLS.", False)
     lease_seconds: float = _doc("A worker silent for this long is lost and its runs are taken back.", 10.0)
     heartbeat_seconds: float = _doc("How often a worker reports at least.", 3.0)
+    drain_seconds: float = _doc("How long a worker that is told to stop waits for what it runs.", 10.0)
     horizon_seconds: float = _doc("How far ahead occurrences are staged.", 10.0)
     database_connections: int = _doc("Connections per server for API calls; the loops have their own.", 8)
     log_level: str = _doc("debug, info, warning or error.", "info")

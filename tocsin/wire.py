@@ -48,6 +48,10 @@ class RunBatch(_Body):
 decode_run_batch = msgspec.json.Decoder(RunBatch, dec_hook=decode_scalar).decode
 
 
+class Nothing(_Body):
+    """A body that says nothing, yet."""
+
+
 class Reason(_Body):
     """Why somebody pauses, resumes or cancels."""
 

@@ -41,11 +41,6 @@ def test_lists(script: Script, tocsin: Tocsin, args: list[str], path: str, item:
     ("args", "call", "body"),
     [
         (["dead", "redrive", "d1", "d2"], "POST /v1/dead-letters/redrive", {"ids": ["d1", "d2"]}),
-        (
-            ["dead", "redrive", "--same-version", "d1"],
-            "POST /v1/dead-letters/redrive",
-            {"ids": ["d1"], "same_version": True},
-        ),
         (["dead", "discard", "d1"], "POST /v1/dead-letters/discard", {"ids": ["d1"]}),
         (["fleet", "drain", "w1"], "POST /v1/workers/w1/drain", None),
         (["fleet", "show", "w1"], "GET /v1/workers/w1", None),

@@ -6,15 +6,13 @@ import json
 import sys
 
 from tocsin.settings import Settings
-from tocsin.worker import agent, logs, main, session
+from tocsin.worker import logs, main
 from tocsin.worker.executors import process, python
 
 given = json.loads(sys.argv[1])
 process.STOP_GRACE = python.STOP_GRACE = given.get("grace", 5.0)
 logs.RESULT_WAITS = given.get("result_waits", logs.RESULT_WAITS)
 python._BACK_OFF = (0.0,) * 5
-if "drain_grace" in given:
-    agent.Drain = lambda: session.Drain(given["drain_grace"])  # type: ignore[assignment,misc]
 sys.exit(
     main.run(
         url=given["url"],
@@ -24,6 +22,6 @@ sys.exit(
         slots=given.get("slots", 8),
         name="test",
         labels={"region": "here"},
-        settings=Settings(),
+        settings=Settings(drain_seconds=given.get("drain_grace", 10.0)),
     )
 )

@@ -44,16 +44,10 @@ def list_(
 
 
 @app.command()
-def redrive(
-    ids: Ids,
-    same_version: Annotated[
-        bool, typer.Option("--same-version", help="With the job as it was, not as it is now.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+def redrive(ids: Ids, as_json: Json = False) -> None:
     """Run dead letters again."""
     with connect() as client:
-        answer = client.redrive_dead(ids, same_version=same_version)
+        answer = client.redrive_dead(ids)
     print_done(answer, f"redriven: {count(answer, len(ids))}", as_json)
 
 

@@ -1,5 +1,6 @@
 """`tocsin run`: list, show, logs, cancel, retry."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -43,7 +44,8 @@ FOLLOW_SECONDS = 0.5
 def why(run: Document) -> str:
     """What explains a run's or an attempt's state."""
     error = run.get("error") or {}
-    told = ": ".join(part for part in (error.get("class"), error.get("message")) if part)
+    message = (error.get("message") or "").strip().partition("\n")[0]  # the rest is a traceback: `run show --json`
+    told = ": ".join(part for part in (error.get("class"), message) if part)
     blocked = f"blocked by {run['blocked_by']}" if run.get("blocked_by") else ""
     times = f"×{run['count']}" if (run.get("count") or 1) > 1 else ""
     return " ".join(part for part in (run.get("reason"), times, blocked, told) if part)
@@ -91,7 +93,7 @@ def _fields(run: Document) -> Fields:
     yield "worker", run.get("worker") or ""
     yield "exit code", "" if run.get("exit_code") is None else str(run["exit_code"])
     yield "args", pairs(run.get("args"))
-    yield "result", "" if run.get("result") is None else str(run["result"])
+    yield "result", "" if run.get("result") is None else json.dumps(run["result"], ensure_ascii=False)
     yield "tags", pairs(run.get("tags"))
 
 

@@ -193,9 +193,9 @@ def list_dead(*, job: str | None = None, error_class: str | None = None, limit: 
     return _list("v1", "dead-letters", job=job, error_class=error_class, limit=limit)
 
 
-def redrive_dead(ids: Iterable[str], *, same_version: bool = False) -> Call[Document]:
-    """Run dead letters again, with the job as it is now unless `same_version`."""
-    body: Document = {"ids": list(ids)} | ({"same_version": True} if same_version else {})
+def redrive_dead(ids: Iterable[str]) -> Call[Document]:
+    """Run dead letters again, with the job as it is now."""
+    body: Document = {"ids": list(ids)}
     return _post("v1", "dead-letters", "redrive", body=body)
 
 

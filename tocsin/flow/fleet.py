@@ -63,14 +63,19 @@ async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -
     return {r["id"]: r["state"] for r in await db.fetch("vital", SQL["renew"], list(worker_ids), lease_seconds)}
 
 
-async def list_workers(db: Database, before: str | None, limit: int) -> list[dict[str, Any]]:
+async def list_workers(db: Database, who: Identity, before: str | None, limit: int) -> list[dict[str, Any]]:
     """Newest first; those gone for more than ten minutes are left out."""
-    return [_document(row) for row in await db.fetch("engine", SQL["list"], before, None, limit)]
+    return [_document(row) for row in await db.fetch("engine", SQL["list"], before, None, limit, _whose(who))]
 
 
-async def get_worker(db: Database, worker_id: str) -> dict[str, Any]:
+def _whose(who: Identity) -> int | None:
+    """Whose runs the caller may count: all of them only with a platform key."""
+    return None if who.role == "platform" else who.tenant_id
+
+
+async def get_worker(db: Database, who: Identity, worker_id: str) -> dict[str, Any]:
     """One worker's document."""
-    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1)
+    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1, _whose(who))
     if row is None:
         raise NotFound("there is no such worker")
     return _document(row)
@@ -78,7 +83,7 @@ async def get_worker(db: Database, worker_id: str) -> dict[str, Any]:
 
 async def drain(db: Database, who: Identity, worker_id: str) -> None:
     """live → draining: it is told at its next report, finishes what it has, and leaves."""
-    await get_worker(db, worker_id)
+    await get_worker(db, who, worker_id)
     async with db.transaction("drain") as connection:
         await connection.execute(SQL["drain"], worker_id)
         await audit.record(connection, audit.entry(who, "worker.drain", f"worker:{worker_id}"))

@@ -19,7 +19,10 @@ select id::text as id, pool, targets, functions, state, slots from workers where
 -- :name list
 select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as labels, w.targets, w.functions, w.version,
        w.lease_until, w.registered_at, w.gone_at,
-       (select count(*) from runs r where r.worker_id = w.id and r.state in ('running', 'stopping')) as running
+       -- A tenant sees what runs there of its own only.
+       (select count(*) from runs r
+         where r.worker_id = w.id and r.state in ('running', 'stopping') and ($4::int is null or r.tenant_id = $4))
+           as running
   from workers w
  where ($1::uuid is null or w.id < $1) and ($2::uuid is null or w.id = $2)
    and ($2::uuid is not null or w.state <> 'gone' or w.gone_at > now() - interval '10 minutes')

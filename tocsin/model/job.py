@@ -169,7 +169,7 @@ def check(spec: JobSpec) -> None:
     missing = list(_not_built(spec))
     if missing:
         raise NotSupported(
-            f"not supported yet: {', '.join(missing)}",
+            "; ".join(f"{path}: not supported yet" for path in missing),
             errors=[{"path": p, "code": "not_supported", "message": "not supported yet"} for p in missing],
         )
 

@@ -34,11 +34,20 @@ class Agent:
     """A worker, from its first registration to its exit code."""
 
     def __init__(
-        self, *, url: str, key: str, module: str | None, pool: str, slots: int, name: str, labels: dict[str, str]
+        self,
+        *,
+        url: str,
+        key: str,
+        module: str | None,
+        pool: str,
+        slots: int,
+        name: str,
+        labels: dict[str, str],
+        grace: float = 10.0,
     ) -> None:
         self._link = Link(url, key)
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
-        self._drain = Drain()
+        self._drain = Drain(grace)
         mark, children = secrets.token_hex(8), set[int]()
         self._guard = Guard(mark, children)
         self._executors: dict[str, Executor] = {"process": ProcessExecutor(self._link.url, mark, children)}

@@ -29,7 +29,16 @@ def run(
     gc.set_threshold(50_000, 20, 100)
 
     async def work() -> int:
-        agent = Agent(url=url, key=key, module=module, pool=pool, slots=slots, name=name, labels=labels)
+        agent = Agent(
+            url=url,
+            key=key,
+            module=module,
+            pool=pool,
+            slots=slots,
+            name=name,
+            labels=labels,
+            grace=settings.drain_seconds,
+        )
         return await agent.run()
 
     return uvloop.run(work())

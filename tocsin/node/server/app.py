@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tocsin.errors import ApiProblem, BadRequest, MethodNotAllowed, NotFound, ServerFault, Unavailable
+from tocsin.errors import ApiProblem, BadRequest, MethodNotAllowed, NotFound, NotSupported, ServerFault, Unavailable
 from tocsin.node.server import routes, worker_routes
 from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, answer, endpoint, problem
 from tocsin.store.migrate import is_current
@@ -50,7 +50,7 @@ def _open_routes(node: Node) -> list[Route]:
         return Response(generate_latest(REGISTRY), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def not_yet(request: Request) -> Response:
-        return problem(NotFound(f"{request.url.path} is not built yet", code="not_supported"))
+        return problem(NotSupported(f"{request.url.path} is not supported yet"))
 
     return [
         Route("/healthz", healthz),

@@ -49,6 +49,12 @@ WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
 # The escape of U+0000, which PostgreSQL stores nowhere; an escaped backslash before the letters is none.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
+# Fields that the contract names and nothing here acts on yet.
+_PLANNED_FIELDS = {
+    *("scopes", "expires_at", "same_version", "filter", "rate"),
+    *("quotas", "max_jobs", "max_queued", "max_running", "submit_rate", "log_bytes_per_day"),
+}
 _PATH = re.compile(r" - at `\$?(?P<path>[^`]*)`$")
 
 
@@ -158,6 +164,13 @@ def _invalid(message: str, body: bytes) -> ApiProblem:
     found = _PATH.search(message)
     path = found.group("path").lstrip(".") if found else ""
     text = _PATH.sub("", message)
+    unknown = _UNKNOWN_FIELD.search(text)
+    if unknown is not None and unknown["name"] in _PLANNED_FIELDS:
+        path = ".".join(filter(None, (path, unknown["name"])))
+        return NotSupported(
+            f"{path}: not supported yet",
+            errors=[{"path": path, "code": "not_supported", "message": "not supported yet"}],
+        )
     if path == "target.kind" and any(b'"%s"' % kind.encode() in body for kind in PLANNED_TARGETS):
         return NotSupported(
             "this kind of target is not supported yet",

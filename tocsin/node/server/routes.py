@@ -32,6 +32,7 @@ from tocsin.wire import (
     DeadLetterIds,
     NewKey,
     NewTenant,
+    Nothing,
     Reason,
     decode_job_spec,
     decode_run_batch,
@@ -43,6 +44,7 @@ _REPLAYED = {"idempotent-replayed": "true"}
 _reason = msgspec.json.Decoder(Reason).decode
 _dead_ids = msgspec.json.Decoder(DeadLetterIds).decode
 _new_tenant = msgspec.json.Decoder(NewTenant).decode
+_nothing = msgspec.json.Decoder(Nothing).decode
 _new_key = msgspec.json.Decoder(NewKey).decode
 
 
@@ -205,6 +207,7 @@ async def cancel_run(call: Call) -> Response:
 
 @route("POST", "/v1/runs/{id}/retry", "runs.operate")
 async def retry_run(call: Call) -> Response:
+    call.decode(_nothing, b"{}")
     try:
         new, hints = await dead.retry(call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish)
     except Replay as first:
@@ -274,18 +277,18 @@ def _letter_ids(call: Call) -> list[str]:
 async def list_workers(call: Call) -> Response:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
-    return answer(page(await fleet.list_workers(call.node.db, cursor_of(query), limit + 1), limit))
+    return answer(page(await fleet.list_workers(call.node.db, call.who, cursor_of(query), limit + 1), limit))
 
 
 @route("GET", "/v1/workers/{id}", "fleet.read")
 async def get_worker(call: Call) -> Response:
-    return answer(await fleet.get_worker(call.node.db, call.id()))
+    return answer(await fleet.get_worker(call.node.db, call.who, call.id()))
 
 
 @route("POST", "/v1/workers/{id}/drain", "fleet.operate")
 async def drain_worker(call: Call) -> Response:
     await fleet.drain(call.node.db, call.who, call.id())
-    return answer(await fleet.get_worker(call.node.db, call.id()))
+    return answer(await fleet.get_worker(call.node.db, call.who, call.id()))
 
 
 @route("POST", "/v1/tenants", "tenants.manage")

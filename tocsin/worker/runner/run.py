@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import traceback
 from collections.abc import Callable
 from datetime import datetime
@@ -17,6 +18,7 @@ from tocsin.worker.lines import OutputLimit, clean
 
 RESULT_BYTES = 64 * 1024
 MESSAGE_CHARS = 4096
+_OURS = os.path.dirname(__file__)  # frames of the runner itself say nothing to a job's owner
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -118,6 +120,7 @@ def _message(exc: BaseException) -> str:
     except Exception:
         text = "(its text cannot be made)"
     head = "\n".join(map(clean, text.split("\n")))[: MESSAGE_CHARS // 2]
-    trace = "".join(traceback.format_tb(exc.__traceback__)[-8:])
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith(_OURS)]
+    trace = "".join(traceback.format_list(frames[-8:]))
     tail = "\n".join(map(clean, trace.split("\n")))[-(MESSAGE_CHARS - len(head) - 1) :].rstrip()
     return f"{head}\n{tail}" if tail else head
