@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import Sequence
@@ -178,3 +179,15 @@ def told(run: dict[str, Any], outcome: str = "succeeded", **more: Any) -> dict[s
 def keys(runs: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """[run, fence] of claimed runs."""
     return [[run["run_id"], run["fence"]] for run in runs]
+
+
+def poll_opened(node: Node) -> asyncio.Event:
+    """Set when the node's next long poll is open."""
+    opened, open_poll = asyncio.Event(), node.dispatcher.open_poll
+
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        opened.set()
+        return open_poll(*args, **kwargs)
+
+    node.dispatcher.open_poll = noticed  # type: ignore[method-assign]
+    return opened

@@ -21,16 +21,15 @@ REASONS = (
 
 # from → to, with the steps that make the move
 RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("staged", "ready"): ("promote",),
+    ("staged", "ready"): ("promote", "sweep"),
     ("staged", "running"): ("claim",),
     ("ready", "running"): ("claim",),
     ("staged", "waiting"): ("claim",),
     ("ready", "waiting"): ("claim",),
-    ("waiting", "ready"): ("release",),
+    ("waiting", "ready"): ("release", "resume", "sweep"),
     ("running", "stopping"): ("cancel",),
     ("running", "staged"): ("report", "reap"),
     ("running", "ready"): ("give_back",),
-    ("stopping", "ready"): (),
     ("running", "succeeded"): ("report",),
     ("stopping", "succeeded"): ("report",),
     ("running", "dead"): ("report", "reap"),
@@ -41,8 +40,8 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("waiting", "cancelled"): ("cancel",),
     ("staged", "skipped"): ("claim", "sweep"),
     ("ready", "skipped"): ("claim",),
-    ("staged", "expired"): ("claim", "sweep"),
-    ("ready", "expired"): ("claim", "sweep"),
+    ("staged", "expired"): ("sweep",),
+    ("ready", "expired"): ("sweep",),
     ("waiting", "expired"): ("sweep",),
 }
 

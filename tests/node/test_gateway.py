@@ -1,0 +1,206 @@
+"""The worker protocol over HTTP: claims whose answer was lost, heartbeats, stop orders, and who may speak."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from tests.conftest import Api
+from tests.flow.kit import PROCESS, Scene, WorkerHand, keys, poll_opened, told
+from tocsin.node.server.app import build
+
+
+async def test_a_long_poll_is_answered_when_a_run_comes(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    opened = poll_opened(live.node)
+    poll = asyncio.create_task(worker.claim(slots=2, wait=30))
+    await opened.wait()
+    job = await live.job(name="n", schedule=None, timeout="PT90S")
+    answer = await asyncio.wait_for(poll, 10)
+    [run] = answer["runs"]
+    assert answer["claim_id"] > 0
+    assert (run["job_id"], run["job_name"], run["timeout_ms"], run["attempt"]) == (job["id"], "n", 90_000, 1)
+    assert run["spec"]["target"]["command"] == ["true"] and len(run["token"]) == 48
+    assert run["start_at"] and run["scheduled_for"]
+
+
+async def test_only_lanes_that_the_worker_can_take_are_handed_out(live: Scene, worker_key: str) -> None:
+    python = await live.job(target={"kind": "python", "function": "reports.daily"})
+    await live.ask(python)
+    await live.ask(await live.job())
+    knows = {"targets": ["python"], "functions": ["reports.daily"]}
+    processes = await WorkerHand.register(live.node, worker_key)
+    ignorant = await WorkerHand.register(live.node, worker_key, targets=["python"], functions=["other"])
+    elsewhere = await WorkerHand.register(live.node, worker_key, pool="elsewhere", **knows)
+    knowing = await WorkerHand.register(live.node, worker_key, **knows)
+    assert [r["spec"]["target"]["kind"] for r in (await processes.claim(wait=5))["runs"]] == ["process"]
+    assert [r["job_id"] for r in (await knowing.claim(wait=5))["runs"]] == [python["id"]]
+    assert (await ignorant.claim(wait=0.3))["runs"] == (await elsewhere.claim(wait=0.3))["runs"] == []
+
+
+async def test_slots_are_clamped_and_nothing_comes_to_who_asks_for_none(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key, slots=3)
+    await live.ask(await live.job(), 10)
+    for slots in (0, -1):
+        assert (await worker.claim(slots=slots, wait=5))["runs"] == []
+    assert len((await worker.claim(slots=1_000_000, wait=5))["runs"]) == 3
+
+
+async def test_a_lost_answer_is_taken_back_when_the_worker_asks_again(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    ids = await live.ask(await live.job(retry={"max_attempts": 1}), 3)
+    lost = await worker.claim(wait=5)
+    assert len(lost["runs"]) == 3
+    again = await worker.claim(wait=5)  # it knows of no claim: the answer never came
+    assert sorted(r["run_id"] for r in again["runs"]) == sorted(ids)
+    assert {r["attempt"] for r in again["runs"]} == {2}
+    for run_id in ids:
+        run = await live.run(run_id)
+        assert (run["failures"], run["losses"]) == (0, 0)
+    # What was sent with the lost answer's fence is void, what was sent with the new one counts.
+    stale = await worker.report(finished=[told(r) for r in lost["runs"]])
+    assert stale["accepted"] == [] and len(stale["superseded"]) == 3
+    done = await worker.report(finished=[told(r) for r in again["runs"]], last_claim=again["claim_id"])
+    assert done["accepted"] == keys(again["runs"])
+
+
+async def test_an_answer_that_arrived_is_not_taken_back(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    job = await live.job()
+    await live.ask(job)
+    first = await worker.claim(wait=5)
+    await live.ask(job)
+    second = await worker.claim(wait=5, last_claim=first["claim_id"])
+    assert len(first["runs"]) == len(second["runs"]) == 1
+    assert (await live.run(first["runs"][0]["run_id"]))["state"] == "running"
+
+
+async def test_a_heartbeat_gives_back_what_the_worker_does_not_have(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    kept, dropped, returned = await scene.ask(await scene.job(), 3)
+    held = {run_id: fence for run_id, _, fence in await scene.taken(worker.id)}
+    claim = await scene.value("select max(claim_id) from runs")
+    # A claim newer than what the worker has heard of may still be on its way.
+    await worker.report(running=[[kept, held[kept]]], last_claim=claim - 1)
+    assert await scene.value("select count(*) from runs where state = 'running'") == 3
+    answer = await worker.report(running=[[kept, held[kept]]], returned=[[returned, held[returned]]], last_claim=claim)
+    assert answer["accepted"] == [[returned, held[returned]]]
+    states = {run_id: await scene.run(run_id) for run_id in (kept, dropped, returned)}
+    assert [r["state"] for r in states.values()] == ["running", "ready", "ready"]
+    assert {(r["failures"], r["losses"]) for r in states.values()} == {(0, 0)}
+    # Without `running` (no heartbeat) nothing is compared.
+    await worker.report(last_claim=claim)
+    assert (await scene.run(kept))["state"] == "running"
+
+
+async def test_a_stop_order_comes_with_the_next_report(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [run_id] = await scene.ask(await scene.job())
+    [(_, attempt, fence)] = await scene.taken(worker.id)
+    await scene.api.post(f"/v1/runs/{run_id}/cancel", {"reason": "enough"})
+    order = {"run_id": run_id, "fence": fence}
+    first = await worker.report()
+    assert [{k: s[k] for k in order} for s in first["stop"]] == [order]
+    # It missed that answer: its heartbeat says that the run still runs, so it is told again.
+    again = await worker.report(running=[[run_id, fence]], last_claim=10**9)
+    assert [{k: s[k] for k in order} for s in again["stop"]] == [order]
+    ended = {"run_id": run_id, "attempt": attempt, "fence": fence, "outcome": "cancelled"}
+    assert (await worker.report(finished=[ended], running=[], last_claim=10**9))["stop"] == []
+    assert (await scene.run(run_id))["state"] == "cancelled"
+
+
+async def test_a_stop_order_ends_a_pending_long_poll(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    job = await live.job()
+    await live.ask(job)
+    held = await worker.claim(wait=5)
+    opened = poll_opened(live.node)
+    poll = asyncio.create_task(worker.claim(wait=60, last_claim=held["claim_id"]))
+    await opened.wait()
+    await live.api.post(f"/v1/jobs/{job['id']}/cancel")
+    answer = await asyncio.wait_for(poll, 10)
+    assert answer["runs"] == [] and [s["run_id"] for s in answer["stop"]] == [held["runs"][0]["run_id"]]
+
+
+async def test_a_run_handed_back_while_stopping_is_cancelled(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [run_id] = await scene.ask(await scene.job())
+    [(_, _, fence)] = await scene.taken(worker.id)
+    await scene.api.post(f"/v1/runs/{run_id}/cancel")
+    answer = await worker.report(returned=[[run_id, fence]])
+    assert answer["accepted"] == [[run_id, fence]]
+    run = await scene.run(run_id)
+    assert (run["state"], run["reason"]) == ("cancelled", "cancelled")
+
+
+async def test_a_worker_speaks_only_with_its_own_key(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    stranger = WorkerHand(await scene.api.with_key("worker"), worker.id)
+    for call in (stranger.report(expect=404), stranger.claim(expect=404), stranger.ship(expect=404)):
+        assert (await call)["code"] == "unknown_worker"
+    unknown = WorkerHand(Api(scene.node, worker_key), "019a0000-0000-7000-8000-000000000000")
+    assert (await unknown.report(expect=404))["code"] == "unknown_worker"
+
+
+async def test_a_drained_worker_gets_nothing_and_is_told(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    await scene.ask(await scene.job())
+    await scene.api.post(f"/v1/workers/{worker.id}/drain")
+    scene.node.gateway._sessions[worker.id].renewed_at = float("-inf")
+    assert (await worker.report())["drain"] is True
+    answer = await worker.claim(wait=5)
+    assert (answer["runs"], answer["drain"]) == ([], True)
+
+
+async def test_restarting_is_a_new_worker_whatever_its_name(scene: Scene, worker_key: str) -> None:
+    first, second = [await WorkerHand.register(scene.node, worker_key, name="same") for _ in range(2)]
+    assert first.id != second.id
+    assert len((await scene.api.get("/v1/workers"))["items"]) == 2
+
+
+async def test_bodies_may_be_msgpack_and_unknown_fields_are_ignored(live: Scene, worker_key: str) -> None:
+    http = Api(live.node, worker_key).http
+    packed = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+
+    async def call(path: str, body: dict[str, object]) -> dict[str, object]:
+        reply = await http.post(path, content=msgspec.msgpack.encode(body | {"from_the_future": 1}), headers=packed)
+        assert reply.status_code == 200 and reply.headers["content-type"] == "application/msgpack"
+        return msgspec.msgpack.decode(reply.content)  # type: ignore[no-any-return]
+
+    me = await call("/v1/worker/register", {"name": "w", "slots": 9, "targets": ["process"]})
+    await live.ask(await live.job(), 2)
+    answer = await call(f"/v1/worker/{me['worker_id']}/claim", {"slots": 9, "wait": 5, "shared_specs": True})
+    runs: list[dict[str, object]] = answer["runs"]  # type: ignore[assignment]
+    [spec] = answer["specs"].values()  # type: ignore[attr-defined]
+    assert len(runs) == 2 and {"target": PROCESS | {"command": ["true"]}}["target"].items() <= spec["target"].items()
+    assert {r["spec_ref"] for r in runs} == set(answer["specs"])  # type: ignore[call-overload]
+    done = await call(f"/v1/worker/{me['worker_id']}/report", {"finished": [told(r) for r in runs]})
+    assert done["accepted"] == keys(runs)
+
+
+async def test_a_worker_that_hangs_up_holds_nothing(live: Scene, worker_key: str) -> None:
+    worker, other = [await WorkerHand.register(live.node, worker_key) for _ in range(2)]
+    opened, statuses = poll_opened(live.node), []
+    said = iter([{"type": "http.request", "body": b'{"slots": 5, "wait": 60}', "more_body": False}])
+
+    async def receive() -> dict[str, object]:
+        for message in said:
+            return message
+        await opened.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        statuses.append(message.get("status"))
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"/v1/worker/{worker.id}/claim",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {worker_key}".encode())],
+    }
+    await asyncio.wait_for(build(live.node)(scope, receive, send), 10)  # type: ignore[arg-type]
+    assert statuses[0] == 499 and live.node.dispatcher.polls == []
+    [run_id] = await live.ask(await live.job())
+    assert [(r["run_id"], r["attempt"]) for r in (await other.claim(wait=5))["runs"]] == [(run_id, 1)]
