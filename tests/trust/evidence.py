@@ -101,15 +101,18 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
     async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=30) as http:
         api = _Api(http)
         taken_at = datetime.now(UTC)
+        tagged = {j["id"]: j async for j in api.pages("/v1/jobs", tag=target.tag)} if target.tag else {}
+        untold = [i for i in job_ids if i not in tagged]
+        found = dict(zip(untold, await api.each("/v1/jobs/{}", untold), strict=True))
         evidence = Evidence(
             client=client,
             lines=[],
-            jobs=dict(zip(job_ids, await api.each("/v1/jobs/{}", job_ids), strict=True)),
-            runs=await api.runs_of(job_ids),
+            jobs={i: tagged.get(i) or found.get(i) for i in job_ids},
+            runs=await api.runs_of(job_ids, target.tag),
             attempts={},
             workers=[w async for w in api.pages("/v1/workers")],
             settled_by=taken_at - timedelta(seconds=target.settle),
-            tagged_jobs=[j["id"] async for j in api.pages("/v1/jobs", tag=target.tag)] if target.tag else None,
+            tagged_jobs=list(tagged) if target.tag else None,
             key_limits=dict(target.key_limits),
             slack=timedelta(seconds=target.slack),
         )
@@ -119,7 +122,7 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
         evidence.attempts = await api.attempts(r["id"] for r in evidence.runs if _has_a_story(r))
         if target.apart is not None:
             await asyncio.sleep(target.apart)
-            evidence.later = await api.runs_of(job_ids)
+            evidence.later = await api.runs_of(job_ids, target.tag)
     return evidence
 
 
@@ -155,7 +158,11 @@ class _Api:
     async def each(self, path: str, ids: list[str]) -> list[Any]:
         return await asyncio.gather(*(self.get(path.format(i)) for i in ids))
 
-    async def runs_of(self, job_ids: list[str]) -> list[Document]:
+    async def runs_of(self, job_ids: list[str], tag: str | None) -> list[Document]:
+        """Runs have the tags of their jobs; without a tag each job is asked for."""
+        if tag:
+            return [run async for run in self.pages("/v1/runs", tag=tag)]
+
         async def one(job_id: str) -> list[Document]:
             return [run async for run in self.pages("/v1/runs", job=job_id)]
 

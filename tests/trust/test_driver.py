@@ -69,7 +69,8 @@ class Server:
     def _get(self, request: httpx.Request) -> httpx.Response:
         parts = request.url.path.split("/")[2:]
         if parts == ["runs"]:
-            runs = [r for r in self.runs.values() if r["job_id"] == request.url.params["job"]]
+            job_id = request.url.params.get("job")
+            runs = [r for r in self.runs.values() if job_id in (None, r["job_id"])]
             return httpx.Response(200, json={"items": runs, "next_cursor": None})
         if parts == ["workers"]:
             return httpx.Response(200, json={"items": [{"id": "w", "running": 0}], "next_cursor": None})
