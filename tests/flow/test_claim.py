@@ -327,7 +327,8 @@ async def test_a_stopping_run_still_holds_its_slot(scene: Scene) -> None:
     [key] = await scene.taken(W)
     await scene.api.post(f"/v1/runs/{first}/cancel")
     await sweep.release_waiting(scene.db)
-    assert await scene.take() == []
+    await scene.ask(job)
+    assert await scene.take() == [], "neither what waits nor what comes gets it"
     await scene.end(W, end_of(key, "cancelled"))
     assert [k[0] for k in await scene.taken(W)] == [second]
 

@@ -78,7 +78,8 @@ async def test_a_stopping_run_of_a_lost_worker_is_cancelled(scene: Scene, worker
 async def test_a_lease_that_was_renewed_in_time_is_left_alone(scene: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)
     [key] = await hold(scene, worker)
-    await scene.sql.execute("update workers set lease_until = now() + interval '100 ms'")
+    await scene.sql.execute("update workers set lease_until = now() + interval '2 s'")
+    assert await reap.lapse(scene.db) == [], "until its last moment it is the worker's"
     scene.node.gateway._sessions[worker.id].renewed_at = float("-inf")
     await worker.report(running=[[key[0], key[2]]], last_claim=10**9)
     assert await reap.lapse(scene.db) == []

@@ -1,0 +1,90 @@
+"""Every statement of the path finds its rows by index, also when the planner believes the tables to be empty.
+
+A queue is vacuumed while it is empty and filled a moment later; a plan made from such statistics once read the whole
+queue for each batch. Here the catalogue is made to lie that way, and each statement's generic plan is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+
+from tests.conftest import Cluster
+from tocsin.flow import claim, control, fleet, plan, reap, report, submit, sweep
+from tocsin.flow.shared import specs, transitions
+from tocsin.store.db import _ROLE, _SESSION
+
+STEPS = (claim, control, fleet, plan, reap, report, submit, sweep, specs, transitions)
+HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history")
+FRAGMENTS = {"record_ended", "complete_jobs"}
+# They read the front of an index, or a bounded part of a table, on purpose.
+MEANT = {"waiting": "runs_waiting", "next_due": "triggers_due", "depth": "runs", "list": "workers"}
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    for step in STEPS:
+        for name, text in step.SQL.items():
+            if name not in FRAGMENTS:
+                yield f"{step.__name__.rpartition('.')[2]}.{name}", text
+
+
+def whole_scans(plan_lines: list[str], name: str) -> list[str]:
+    """Nodes that read a hot table, or an index of one, from end to end."""
+    found = []
+    for i, line in enumerate(plan_lines):
+        scan = re.search(r"(?:Seq Scan on|Index (?:Only )?Scan (?:Backward )?using (\w+) on) (\w+)", line)
+        if scan is None or not scan[2].startswith(HOT):
+            continue
+        follows = plan_lines[i + 1] if i + 1 < len(plan_lines) else ""
+        if "Index Cond" not in follows and MEANT.get(name) not in (scan[1], scan[2]):
+            found.append(line.strip())
+    return found
+
+
+@pytest.fixture
+async def lying(database_url: str, cluster: Cluster) -> asyncpg.Connection:
+    """A connection of the engine to a database whose tables are believed to hold one row in many pages."""
+    name = database_url.partition("?")[0].rpartition("/")[2]
+    superuser = await asyncpg.connect(cluster.as_superuser(name))
+    await superuser.execute(
+        "update pg_class set relpages = 1500, reltuples = 1"
+        " where relkind = 'r' and relnamespace = 'tocsin'::regnamespace"
+    )
+    await superuser.close()
+    return await asyncpg.connect(database_url, server_settings=_SESSION | _ROLE["engine"])
+
+
+async def test_no_statement_of_the_path_reads_a_whole_table(lying: asyncpg.Connection) -> None:
+    turned = {}
+    for name, text in statements():
+        lines = [row[0] for row in await explained(lying, text)]
+        if bad := whole_scans(lines, name.partition(".")[2]):
+            turned[name] = bad
+    await lying.close()
+    assert not turned
+
+
+async def explained(connection: asyncpg.Connection, text: str) -> list[asyncpg.Record]:
+    # The simple protocol: a statement with parameters is explained without any values for them.
+    if not re.search(r"\$\d", text):
+        return await connection.fetch("explain " + text)
+    types = await connection.prepare(text)
+    kinds = ", ".join(f"{p.schema}.{p.name}" if p.kind != "array" else _array(p.name) for p in types.get_parameters())
+    await connection.execute(f"prepare looked_at ({kinds}) as {text}")
+    nulls = ", ".join("null" for _ in types.get_parameters())
+    rows = await connection.fetch(f"explain execute looked_at ({nulls})" if nulls else "explain execute looked_at")
+    await connection.execute("deallocate looked_at")
+    return rows
+
+
+def _array(name: str) -> str:
+    return name if name.endswith("[]") else f"{name.removeprefix('_')}[]"
+
+
+def test_a_turned_plan_is_noticed() -> None:
+    turned = ["Nested Loop", "  ->  Index Scan using runs_pkey on runs r", "  ->  CTE Scan on held h"]
+    assert whole_scans(turned, "finish") == ["->  Index Scan using runs_pkey on runs r"]
+    assert whole_scans([turned[1], "        Index Cond: (id = h.id)"], "finish") == []
