@@ -65,7 +65,8 @@ _STATE_TEST = re.compile(r"\bstate (?:= '(\w+)'|in \(([^)]*)\))")
 def states_tested(body: str) -> set[str]:
     """The live states that a part's conditions name for the rows it touches (not in sub-selects of others)."""
     body = re.sub(r"set\s+state = (?:'\w+'|case .*? end)", "", body, flags=re.DOTALL)
-    while start := re.search(r"\bexists\s*\(", body):
+    # What is looked up or counted about other runs says nothing about the row itself.
+    while start := re.search(r"\bexists\s*\(|\((?=\s*select count\()", body):
         body = body[: start.start()] + body[closing(body, start.end()) :]
     found = set()
     for one, many in _STATE_TEST.findall(body):
