@@ -239,23 +239,23 @@ async def stop_schedules(driver: Driver, made: Made) -> None:
 
 
 async def wait_until_ended(driver: Driver, made: Made, seconds: float) -> None:
-    """Return when every run of the round has ended; TimeoutError names the states that are left."""
+    """Return when every run of the round has ended; TimeoutError names one that has not."""
     give_up_at = time.monotonic() + seconds
-    left = made.jobs
-    while left:
-        left = [job_id for job_id in left if await _has_live_runs(driver, job_id)]
-        if left and time.monotonic() > give_up_at:
-            raise TimeoutError(f"{len(left)} jobs still have live runs after {seconds:g} s, such as {left[0]}")
-        if left:
-            await asyncio.sleep(0.5)
+    while live := await _live_run(driver):
+        if time.monotonic() > give_up_at:
+            where = f"run {live['id']} is {live['state']}"
+            raise TimeoutError(f"after {seconds:g} s of {len(made.jobs)} jobs' time to end, {where}")
+        await asyncio.sleep(0.3)
 
 
-async def _has_live_runs(driver: Driver, job_id: str) -> bool:
+async def _live_run(driver: Driver) -> dict[str, Any] | None:
+    """A run of the round that has not ended. A run keeps its id, and so its page, whatever becomes of it."""
     cursor: dict[str, str] = {}
     while True:
-        page = await driver.get("/v1/runs", job=job_id, limit=500, **cursor)
-        if any(run["state"] not in FINAL for run in page["items"]):
-            return True
+        page = await driver.get("/v1/runs", tag=driver.tag, limit=500, **cursor)
+        for run in page["items"]:
+            if run["state"] not in FINAL:
+                return dict(run)
         if not page["next_cursor"]:
-            return False
+            return None
         cursor = {"cursor": page["next_cursor"]}
