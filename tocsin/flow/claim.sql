@@ -77,14 +77,13 @@ parked as (
     update runs r
        set state = 'waiting', blocked_by = j.verdict, blocked_key = r.job_id
       from judged j
-     where j.verdict in ('paused', 'overlap') and r.tenant_id = j.tenant_id and r.id = j.id
-       and r.state in ('ready', 'staged')
+     where j.verdict in ('paused', 'overlap') and r.ctid = j.place
     returning r.id
 ),
 ended as (
     delete from runs r
      using judged j
-     where j.verdict in ('skipped_overlap', 'coalesced') and r.tenant_id = j.tenant_id and r.id = j.id
+     where j.verdict in ('skipped_overlap', 'coalesced') and r.ctid = j.place
     returning r.*, 'skipped' as final_state, j.verdict as reason
 ),
 -- :include record_ended
@@ -99,11 +98,13 @@ select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, 
 
 -- :name lock_limits
 -- A limit that somebody else holds is left out: claims never wait.
-select tenant_id, key::text as key
-  from limits
- where (tenant_id, key) in (select * from unnest($1::int[], $2::uuid[]))
- order by key
-   for no key update skip locked
+select l.tenant_id, l.key::text as key
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, key)
+ cross join lateral (
+        select * from limits l
+         where l.tenant_id = k.tenant_id and l.key = k.key
+         limit 1
+           for no key update skip locked) l
 
 -- :name take_limited
 -- ready | staged → running while the limit has room, else → waiting. A statement of its own, after the locks: its
@@ -115,42 +116,43 @@ with fence as (
       from cluster c
 ),
 picked as materialized (
-    select r.tenant_id, r.id, r.job_id, r.order_key
-      from runs r
-     where (r.tenant_id, r.id) in (select * from unnest($1::int[], $2::uuid[]))
-       and r.state in ('ready', 'staged') and r.limited
-       for update skip locked
+    select r.ctid as place, r.tenant_id, r.id, r.job_id, r.order_key
+      from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+     cross join lateral (
+            select r.ctid, r.* from runs r
+             where r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('ready', 'staged') and r.limited
+             limit 1
+               for update skip locked) r
 ),
 room as (
     select p.job_id,
            min(l.max) - (select count(*) from runs b
                           where b.job_id = p.job_id and b.limited and b.state in ('running', 'stopping')) as free
       from picked p
-      join limits l on l.tenant_id = p.tenant_id and l.key = p.job_id
+     cross join lateral (select l.max from limits l where l.tenant_id = p.tenant_id and l.key = p.job_id limit 1) l
      group by p.job_id
 ),
 ranked as (
-    select p.tenant_id, p.id, row_number() over (partition by p.job_id order by p.order_key, p.id) <= room.free as fits
+    select p.place, row_number() over (partition by p.job_id order by p.order_key, p.id) <= room.free as fits
       from picked p
       join room using (job_id)
 ),
 going as (
-    select tenant_id, id, row_number() over () as slot from ranked where fits
+    select place, row_number() over () as slot from ranked where fits
 ),
 claimed as (
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
            worker_id = ($3::uuid[])[g.slot], claimed_at = now()
       from going g, fence f
-     where r.tenant_id = g.tenant_id and r.id = g.id and g.slot <= cardinality($3::uuid[])
-       and r.state in ('ready', 'staged')
+     where r.ctid = g.place and g.slot <= cardinality($3::uuid[])
     returning r.*, g.slot
 ),
 parked as (
     update runs r
        set state = 'waiting', blocked_by = 'limit', blocked_key = r.job_id
       from ranked k
-     where not k.fits and r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('ready', 'staged')
+     where not k.fits and r.ctid = k.place
     returning r.tenant_id, r.id, r.job_id, r.lane_id
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
@@ -166,10 +168,10 @@ with want as (
     select * from unnest($1::int[], $2::int[]) as w(lane_id, tenant_id)
 ),
 chosen as materialized (
-    select r.*
+    select r.place
       from want w
      cross join lateral (
-            select r.tenant_id, r.id
+            select r.ctid as place
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at <= now()
@@ -181,7 +183,7 @@ chosen as materialized (
 update runs r
    set state = 'ready'
   from chosen c
- where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'staged'
+ where r.ctid = c.place
 returning r.id
 
 -- :name heads

@@ -122,7 +122,7 @@ async def cancel(
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
             await lock_limits(connection, [Key(who.tenant_id, job_id)])
-            rows = await connection.fetch(SQL["cancel_runs"], who.tenant_id, job_id, stop_running, reason, None)
+            rows = await _cancel_runs(connection, who, job_id, stop_running, reason, None)
             await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
             done = Controlled([], _stops(rows))
         await remember(connection, wish, 200, [job_id], job["version"])
@@ -142,12 +142,21 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
             job_id = run["job_id"]
             await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
             await lock_limits(connection, [Key(who.tenant_id, job_id)])
-            rows = await connection.fetch(SQL["cancel_runs"], who.tenant_id, job_id, True, reason, run_id)
+            rows = await _cancel_runs(connection, who, job_id, True, reason, run_id)
             freed = await release(connection, [Key(who.tenant_id, job_id)]) if any(map(_frees, rows)) else []
             await audit.record(connection, audit.entry(who, "run.cancel", f"run:{run_id}", reason=reason))
             done = Controlled(hints(freed), _stops(rows))
         await remember(connection, wish, 200, [run_id])
     return done
+
+
+async def _cancel_runs(
+    connection: Connection, who: Identity, job_id: str, stop_running: bool, reason: str, run_id: str | None
+) -> list[Row]:
+    await connection.fetch(SQL["hold_runs"], who.tenant_id, job_id, run_id)
+    return await connection.fetch(  # type: ignore[no-any-return]
+        SQL["cancel_runs"], who.tenant_id, job_id, stop_running, reason, run_id
+    )
 
 
 def _frees(row: Row) -> bool:

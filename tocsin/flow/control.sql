@@ -41,40 +41,44 @@ delete from holds where tenant_id = $1 and job_id = $2
 -- :name waiting_paused
 -- waiting → ready: runs asked for by hand while the job was paused. The rest follow by the sweep.
 with chosen as materialized (
-    select r.tenant_id, r.id
+    select r.ctid as place
       from runs r
      where r.tenant_id = $1 and r.state = 'waiting' and r.blocked_key = $2 and r.blocked_by = 'paused'
      order by r.order_key
      limit 1000
+       for update
 )
 update runs r
    set state = 'ready', blocked_by = null, blocked_key = null
   from chosen c
- where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'waiting'
+ where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
+-- :name hold_runs
+-- Take the runs that are to be cancelled, so that the statement after it sees what each of them is by now.
+select r.id from runs r where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3) order by r.id for update
+
 -- :name cancel_runs
--- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, so that the newest
--- version of each row decides. $3: whether what runs is stopped; $4 the reason; $5 one run, or null for all.
+-- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
+-- $3: whether what runs is stopped; $4 the reason; $5 one run, or null for all.
 with locked as materialized (
-    select r.tenant_id, r.id, r.state
+    select r.ctid as place, r.state
       from runs r
      where r.tenant_id = $1 and r.job_id = $2 and ($5::uuid is null or r.id = $5)
      order by r.id
-       for update
 ),
 stopping as (
     -- What is left running gets no further attempt either: its reason to stop stands, its state does not change.
     update runs r
        set state = case when $3 then 'stopping' else 'running' end, stop_reason = $4
       from locked l
-     where l.state = 'running' and r.tenant_id = l.tenant_id and r.id = l.id
+     where l.state = 'running' and r.ctid = l.place
     returning r.id, r.worker_id, r.fence, r.state
 ),
 ended as (
     delete from runs r
      using locked l
-     where l.state in ('staged', 'ready', 'waiting') and r.tenant_id = l.tenant_id and r.id = l.id
+     where l.state in ('staged', 'ready', 'waiting') and r.ctid = l.place
     returning r.*, 'cancelled' as final_state, 'cancelled' as reason
 ),
 -- :include record_ended

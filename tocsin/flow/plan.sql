@@ -2,36 +2,42 @@
 -- Cursors that fall due within the horizon. A row that another planner holds is its business.
 select t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version, j.created_at,
        (j.spec -> 'schedule')::text as schedule, now() as now
-  from triggers t
-  join jobs j on j.tenant_id = t.tenant_id and j.id = t.job_id
- where t.next_fire_at <= now() + $1::interval
- order by t.next_fire_at
- limit $2
-   for no key update of t skip locked
+  from (select * from triggers t
+         where t.next_fire_at <= now() + $1::interval
+         order by t.next_fire_at
+         limit $2
+           for no key update skip locked) t
+ cross join lateral (select * from jobs j where j.tenant_id = t.tenant_id and j.id = t.job_id limit 1) j
 
 -- :name advance
 -- Compare-and-set: an occurrence is materialised once, whoever plans and whatever their clocks.
+-- The rows are locked by `due`, in this transaction.
 update triggers t
    set next_fire_at = n.next
   from unnest($1::int[], $2::uuid[], $3::timestamptz[], $4::timestamptz[]) as n(tenant_id, job_id, was, next)
- where t.tenant_id = n.tenant_id and t.job_id = n.job_id and t.next_fire_at = n.was
+ cross join lateral (
+        select f.ctid as place, f.next_fire_at from triggers f
+         where f.tenant_id = n.tenant_id and f.job_id = n.job_id limit 1) f
+ where f.next_fire_at = n.was and t.ctid = f.place
 returning t.job_id::text as job_id
 
 -- :name complete_missed
 -- One-time jobs that get no run any more. Whoever holds the job may want its trigger, which we hold: then this turn
 -- fails at once and the next one does it, instead of waiting in a circle.
 with missed as materialized (
-    select j.tenant_id, j.id
-      from jobs j
-     where (j.tenant_id, j.id) in (select * from unnest($1::int[], $2::uuid[]))
-       and j.once and j.state in ('active', 'paused')
-     order by j.id
-       for no key update nowait
+    select j.ctid as place
+      from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+     cross join lateral (
+            select j.ctid, j.once, j.state from jobs j
+             where j.tenant_id = k.tenant_id and j.id = k.id
+             limit 1
+               for no key update nowait) j
+     where j.once and j.state in ('active', 'paused')
 )
 update jobs j
    set state = 'completed', ended_at = now(), updated_at = now()
   from missed m
- where j.tenant_id = m.tenant_id and j.id = m.id
+ where j.ctid = m.place
 
 -- :name next_due
 select min(next_fire_at) from triggers where next_fire_at is not null

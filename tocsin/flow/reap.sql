@@ -12,7 +12,7 @@ returning w.id::text as id, w.name
 -- :name orphans
 -- Runs whose worker is gone.
 select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence
-  from workers w
-  join runs r on r.worker_id = w.id and r.state in ('running', 'stopping')
- where w.state = 'gone' and w.gone_at > now() - interval '1 day'
+  from (select id from workers where state = 'gone' and gone_at > now() - interval '1 day') w
+ cross join lateral (
+        select * from runs r where r.worker_id = w.id and r.state in ('running', 'stopping') limit 1000) r
  limit 1000

@@ -1,7 +1,8 @@
 -- :name known_keys
-select tenant_id, key, digest, status, ids::text[] as ids, version
-  from idempotency
- where (tenant_id, key) in (select * from unnest($1::int[], $2::text[]))
+select i.tenant_id, i.key, i.digest, i.status, i.ids::text[] as ids, i.version
+  from unnest($1::int[], $2::text[]) as k(tenant_id, key)
+ cross join lateral (
+        select * from idempotency i where i.tenant_id = k.tenant_id and i.key = k.key limit 1) i
 
 -- :name new_keys
 insert into idempotency (tenant_id, key, digest, status, ids, version)
@@ -11,7 +12,11 @@ select tenant_id, key, digest, status, ids::uuid[], 1
 returning ids[1]::text as first_id
 
 -- :name drop_keys
-delete from idempotency where (tenant_id, key) in (select * from unnest($1::int[], $2::text[]))
+delete from idempotency i
+ using unnest($1::int[], $2::text[]) as k(tenant_id, key)
+ cross join lateral (
+        select f.ctid as place from idempotency f where f.tenant_id = k.tenant_id and f.key = k.key limit 1) f
+ where i.ctid = f.place
 
 -- :name jobs
 -- A name that an open job has already leaves the new one out; the caller is told.
@@ -31,8 +36,7 @@ insert into triggers (tenant_id, job_id, next_fire_at) select * from unnest($1::
 
 -- :name open_jobs
 -- Whoever submits a run holds its job, so that a cancel sees either the run or no run.
-select tenant_id, id::text as id, state
-  from jobs
- where (tenant_id, id) in (select * from unnest($1::int[], $2::uuid[]))
- order by id
-   for share
+select j.tenant_id, j.id::text as id, j.state
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+ cross join lateral (
+        select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.id limit 1 for share) j

@@ -45,9 +45,10 @@ async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
 
 async def release_waiting(db: Database) -> list[Hint]:
     """waiting → ready where the block is over and the release was missed."""
-    woken = hints(await db.fetch("engine", SQL["unpause"]))
     jobs = [Key(row["tenant_id"], row["job_id"]) for row in await db.fetch("engine", SQL["waiting"])]
+    woken: list[Hint] = []
     if jobs:
+        woken += hints(await db.fetch("engine", SQL["unpause"], [job.id for job in jobs]))
         async with db.transaction("sweep") as connection:
             await lock_limits(connection, jobs)
             woken += hints(await release(connection, jobs))

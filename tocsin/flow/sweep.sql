@@ -20,38 +20,61 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once, r.schedu
         select s.* from runs s
          where s.lane_id = l.lane_id and s.state = 'staged' and s.trigger = 'schedule' and s.attempt = 0
            and s.ready_at < now() - interval '60 seconds'
+         order by s.tenant_id, s.ready_at
          limit 1000) r
-  join jobs j on j.tenant_id = r.tenant_id and j.id = r.job_id
+ cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j
 
 -- :name keep
 -- staged → ready: a late occurrence that is to run all the same.
+with chosen as materialized (
+    select r.ctid as place
+      from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+     cross join lateral (
+            select r.ctid, r.state from runs r
+             where r.tenant_id = k.tenant_id and r.id = k.id
+             limit 1
+               for update) r
+     where r.state = 'staged'
+)
 update runs r
    set state = 'ready'
-  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
- where r.tenant_id = k.tenant_id and r.id = k.id and r.state = 'staged'
+  from chosen c
+ where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
 -- :name waiting
--- Jobs with runs parked behind a limit or an earlier run: the safety net under the release at report.
-select distinct r.tenant_id, r.job_id::text as job_id
-  from runs r
- where r.state = 'waiting' and r.blocked_by in ('limit', 'overlap')
+-- Jobs with parked runs, skipping from job to job in the index, and whether a pause holds them.
+with recursive parked as (
+    (select r.tenant_id, r.blocked_key from runs r where r.state = 'waiting' order by r.blocked_key limit 1)
+    union all
+    select n.tenant_id, n.blocked_key
+      from parked p
+     cross join lateral (
+            select r.tenant_id, r.blocked_key from runs r
+             where r.state = 'waiting' and r.blocked_key > p.blocked_key
+             order by r.blocked_key limit 1) n
+)
+select p.tenant_id, p.blocked_key::text as job_id
+  from parked p
+ where not exists (select from holds h where h.tenant_id = p.tenant_id and h.job_id = p.blocked_key)
  limit 1000
 
 -- :name unpause
--- waiting → ready: parked by a pause that is over.
-with chosen as (
-    select r.tenant_id, r.id
-      from runs r
-     where r.state = 'waiting' and r.blocked_by = 'paused'
-       and not exists (select from holds h where h.tenant_id = r.tenant_id and h.job_id = r.job_id)
-     limit 1000
-       for update skip locked
+-- waiting → ready: parked by a pause that is over, of these jobs.
+with chosen as materialized (
+    select r.place
+      from unnest($1::uuid[]) as k(job_id)
+     cross join lateral (
+            select r.ctid as place from runs r
+             where r.state = 'waiting' and r.blocked_key = k.job_id and r.blocked_by = 'paused'
+             order by r.order_key
+             limit 1000
+               for update skip locked) r
 )
 update runs r
    set state = 'ready', blocked_by = null, blocked_key = null
   from chosen c
- where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'waiting'
+ where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
 -- :name depth

@@ -35,8 +35,8 @@ _SESSION = {
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# The queue's statements have one right plan, by index from what is asked for to the rows, however empty or stale the
-# statistics are; without sequential scans and other joins there is no way to turn it round.
+# The queue's statements find their rows by index, however empty or stale the statistics are: none reads a whole table
+# because the planner believes it to be small. `tests/flow/test_plans.py` holds them to it.
 _ENGINE = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",

@@ -1,17 +1,21 @@
+-- How rows are found in all the hot statements: from what is asked for, one index look-up each, in a LATERAL with a
+-- LIMIT; and written by their place (ctid), which the same statement has locked. Written as plain joins the planner may
+-- turn them round and read the whole table once per batch, whenever its statistics believe the table to be empty, and a
+-- queue's statistics often do. A row that moved between snapshot and lock is not found at its place and is left alone:
+-- each statement says what becomes of it then.
+
 -- :name lock_jobs
--- Lock order everywhere: jobs, triggers, limits by key, runs by id.
-select tenant_id, id
-  from jobs
- where (tenant_id, id) in (select * from unnest($1::int[], $2::uuid[]))
- order by id
-   for no key update
+-- Lock order everywhere: jobs, triggers, limits by key, runs by id. The keys come in order.
+select j.tenant_id, j.id
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+ cross join lateral (
+        select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.id limit 1 for no key update) j
 
 -- :name lock_limits
-select tenant_id, key
-  from limits
- where (tenant_id, key) in (select * from unnest($1::int[], $2::uuid[]))
- order by key
-   for no key update
+select l.tenant_id, l.key
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, key)
+ cross join lateral (
+        select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1 for no key update) l
 
 -- :name stage
 -- → staged | ready. The one statement that makes a run. ready_at is never in the past.
@@ -27,7 +31,7 @@ select j.tenant_id, n.id, j.id, j.version, j.lane_id,
        n.args, j.tags, n.origin_run_id
   from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[])
        as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id)
-  join jobs j on j.tenant_id = n.tenant_id and j.id = n.job_id
+ cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
   join lanes l on l.id = j.lane_id
   join pools p on p.name = l.pool
  cross join lateral (select greatest(n.scheduled_for, now()) as ready_at, coalesce(n.priority, j.priority) as priority) t
@@ -43,7 +47,18 @@ select j.tenant_id, m.id, 1, j.id, j.version, true, 'skipped', m.reason, m.count
        j.priority, 0, 0, j.max_attempts, m.scheduled_for, m.scheduled_for, now(), j.tags
   from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::timestamptz[])
        as m(tenant_id, id, job_id, reason, count, scheduled_for)
-  join jobs j on j.tenant_id = m.tenant_id and j.id = m.job_id
+ cross join lateral (select * from jobs j where j.tenant_id = m.tenant_id and j.id = m.job_id limit 1) j
+
+-- :name complete_jobs
+-- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already.
+completed as (
+    update jobs j
+       set state = 'completed', ended_at = now(), updated_at = now()
+      from ended e
+     cross join lateral (
+            select f.ctid as place, f.state from jobs f where f.tenant_id = e.tenant_id and f.id = e.job_id limit 1) f
+     where e.once and f.state in ('active', 'paused') and j.ctid = f.place
+)
 
 -- :name record_ended
 -- For `ended`: deleted rows of runs, with final_state and reason. They had no attempt of their own.
@@ -56,27 +71,24 @@ recorded as (
            args, tags, origin_run_id
       from ended
 ),
-completed as (
-    update jobs j
-       set state = 'completed', ended_at = now(), updated_at = now()
-      from ended e
-     where e.once and j.tenant_id = e.tenant_id and j.id = e.job_id and j.state in ('active', 'paused')
-)
+-- :include complete_jobs
 
 -- :name end_unheld
 -- staged | ready | waiting → $3 (cancelled, expired, skipped). Their jobs are locked already if they are one-time.
+-- The ids come in order. A row that moves meanwhile is ended by the next sweep, if it is still to be ended.
 with locked as materialized (
-    select r.tenant_id, r.id
-      from runs r
-     where (r.tenant_id, r.id) in (select * from unnest($1::int[], $2::uuid[]))
-       and r.state in ('staged', 'ready', 'waiting')
-     order by r.id
-       for update
+    select r.ctid as place
+      from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+     cross join lateral (
+            select r.ctid from runs r
+             where r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('staged', 'ready', 'waiting')
+             limit 1
+               for update) r
 ),
 ended as (
     delete from runs r
-     using locked
-     where r.tenant_id = locked.tenant_id and r.id = locked.id
+     using locked l
+     where r.ctid = l.place
     returning r.*, $3::text as final_state, $4::text as reason
 ),
 -- :include record_ended
@@ -84,11 +96,13 @@ select tenant_id, id::text as id, job_id::text as job_id, limited, overlap from 
 
 -- :name release
 -- waiting → ready: for each job as many as its limit has room for, and the first that waits for an earlier run.
--- The limit rows are locked already; what is released too early is parked again by the claim.
+-- The limit rows are locked already; what is released too early is parked again by the claim, what is missed is
+-- released by the sweep.
 with freed as (
     select distinct f.tenant_id, f.key, l.max
       from unnest($1::int[], $2::uuid[]) as f(tenant_id, key)
-      left join limits l on l.tenant_id = f.tenant_id and l.key = f.key
+      left join lateral (
+            select l.max from limits l where l.tenant_id = f.tenant_id and l.key = f.key limit 1) l on true
 ),
 room as (
     select f.tenant_id, f.key,
@@ -117,15 +131,17 @@ chosen as materialized (
              limit 1) r
 ),
 locked as materialized (
-    select r.tenant_id, r.id
-      from runs r
-      join chosen c on c.tenant_id = r.tenant_id and c.id = r.id
+    select r.ctid as place
+      from (select * from chosen order by id) c
+     cross join lateral (
+            select r.ctid, r.state from runs r
+             where r.tenant_id = c.tenant_id and r.id = c.id
+             limit 1
+               for update) r
      where r.state = 'waiting'
-     order by r.id
-       for update of r
 )
 update runs r
    set state = 'ready', blocked_by = null, blocked_key = null
-  from locked
- where r.tenant_id = locked.tenant_id and r.id = locked.id
+  from locked l
+ where r.ctid = l.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key

@@ -62,6 +62,7 @@ create table workers (
     gone_at timestamptz
 ) with (fillfactor = 50);
 create index workers_lease on workers (lease_until) where state <> 'gone';
+create index workers_gone on workers (gone_at) where state = 'gone';
 
 create table jobs (
     tenant_id int not null references tenants,
