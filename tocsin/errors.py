@@ -15,7 +15,8 @@
     │   │   └── NotSupported       named by the contract, not built yet
     │   ├── TooManyRequests   429
     │   ├── Unavailable       503
-    │   │   └── OutcomeUnknown     the connection died around COMMIT
+    │   │   ├── OutcomeUnknown     the connection died around COMMIT
+    │   │   └── Contention         deadlock, lock or time limit; nothing happened, try again
     │   └── ServerFault       500
     └── SetupError                 this machine, home or database cannot work; says what to do
 
@@ -133,6 +134,10 @@ class Unavailable(ApiProblem):
 
 class OutcomeUnknown(Unavailable):
     title, default_code = "Outcome unknown", "outcome_unknown"
+
+
+class Contention(Unavailable):
+    title, default_code = "Busy", "contention"
 
 
 class ServerFault(ApiProblem):

@@ -108,10 +108,23 @@ class Scene:
         places = await self.rows("select distinct lane_id, tenant_id from runs where state in ('ready', 'staged')")
         return [Share(p["lane_id"], p["tenant_id"], most, THE_BEGINNING) for p in places]
 
+    async def employ(self, worker: str, lease: float = 3600) -> str:
+        """A worker with a lease: nothing is claimed for any other."""
+        await self.db.fetch(
+            "engine",
+            "insert into workers (id, key_id, name, pool, slots, lease_until)"
+            " values ($1, $1, 'test', 'default', 1000, now() + $2 * interval '1 second')"
+            " on conflict (id) do update set lease_until = excluded.lease_until",
+            worker,
+            lease,
+        )
+        return worker
+
     async def take(self, slots: int = 100, worker: str | None = None) -> list[Row]:
         """Claim for a worker with `slots` free slots."""
         shares = await self.shares(slots)
-        taken = await claim.take(self.db, shares, [worker or str(uuid.uuid4())] * slots) if shares else None
+        worker = await self.employ(worker or str(uuid.uuid4()))
+        taken = await claim.take(self.db, shares, [worker] * slots) if shares else None
         return list(taken.rows) if taken else []
 
     async def taken(self, worker: str, slots: int = 100) -> list[tuple[str, int, int]]:

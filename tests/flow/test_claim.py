@@ -29,6 +29,7 @@ async def test_each_slot_gets_one_run_and_no_run_goes_twice(scene: Scene) -> Non
     job = await scene.job()
     ids = await scene.ask(job, 60)
     shares = await scene.shares(20)
+    await scene.employ(W)
     first, *others = await asyncio.gather(*(claim.take(scene.db, shares, [W] * 20) for _ in range(3)))
     got = [row["id"] for taken in (first, *others) for row in taken.rows]
     assert len(got) == len(set(got))
@@ -116,6 +117,7 @@ async def test_a_floor_hides_only_what_stands_before_it(scene: Scene) -> None:
     await scene.sql.execute("update runs set order_key = order_key - interval '1 min' where id = $1", early)
     key = await scene.value("select order_key from runs where id = $1", late)
     [share] = await scene.shares(5)
+    await scene.employ(W)
     taken = await claim.take(scene.db, [share._replace(floor=key)], [W] * 5)
     assert [row["id"] for row in taken.rows] == [late]
     assert [row["id"] for row in await scene.take()] == [early]
@@ -262,6 +264,7 @@ async def test_two_dispatchers_at_once_never_both_pass_an_overlap(scene: Scene) 
     for turn in range(8):
         job, ids = await overlapping(scene, ("skip", "queue", "queue_all")[turn % 3], 4, 3, 2, 1)
         [share] = await scene.shares(1)
+        await scene.employ(W)
         await asyncio.gather(*(claim.take(scene.db, [share], [W]) for _ in range(4)))
         while await scene.take():
             pass
@@ -341,3 +344,32 @@ async def test_a_cancelled_waiting_run_leaves_and_the_others_stay(scene: Scene) 
     assert await scene.states(job) == ["running", "waiting"]
     await scene.end(W, end_of(key))
     assert [k[0] for k in await scene.taken(W)] == [ids[2]]
+
+
+async def test_nothing_is_claimed_for_a_worker_whose_lease_is_over(scene: Scene) -> None:
+    job = await scene.job()
+    ids = await scene.ask(job, 6)
+    alive, lapsed = await scene.employ(str(uuid.uuid4())), await scene.employ(str(uuid.uuid4()), lease=-1)
+    taken = await claim.take(scene.db, await scene.shares(6), [lapsed, alive, lapsed, alive, lapsed, alive])
+    assert [(row["id"], row["slot"]) for row in taken.rows] == list(zip(ids, (2, 4, 6), strict=False))
+    assert set(await scene.states(job)) == {"running", "ready"}
+    held = await scene.rows("select distinct worker_id::text from runs where state = 'running'")
+    assert [row["worker_id"] for row in held] == [alive]
+
+
+async def test_limited_runs_go_to_living_workers_too_after_what_has_no_limit(scene: Scene) -> None:
+    free, limited = await scene.job(), await scene.job(max_concurrency=2)
+    await scene.ask(free, 1)
+    await scene.ask(limited, 3)
+    alive, lapsed = await scene.employ(str(uuid.uuid4())), await scene.employ(str(uuid.uuid4()), lease=-1)
+    taken = await claim.take(scene.db, await scene.shares(8), [alive, lapsed, alive, lapsed, alive, alive])
+    assert sorted(row["slot"] for row in taken.rows) == [1, 3, 5]
+    assert await scene.states(limited) == ["running", "running", "waiting"]
+
+
+async def test_queue_lets_one_occurrence_wait_also_when_all_fall_due_at_once(scene: Scene) -> None:
+    job = await scene.job(overlap="queue", schedule={"every": "PT1H"})
+    first, *_ = await scene.occur(job, 3, 2, 1)
+    assert [row["id"] for row in await scene.take()] == [first]
+    assert await scene.states(job) == ["running", "waiting"]
+    assert await scene.missed(job) == [("coalesced", 1)]

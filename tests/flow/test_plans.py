@@ -7,7 +7,7 @@ queue for each batch. Here the catalogue is made to lie that way, and each state
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
@@ -45,16 +45,19 @@ def whole_scans(plan_lines: list[str], name: str) -> list[str]:
 
 
 @pytest.fixture
-async def lying(database_url: str, cluster: Cluster) -> asyncpg.Connection:
+async def lying(cluster: Cluster) -> AsyncIterator[asyncpg.Connection]:
     """A connection of the engine to a database whose tables are believed to hold one row in many pages."""
-    name = database_url.partition("?")[0].rpartition("/")[2]
+    name = await cluster.clone()
     superuser = await asyncpg.connect(cluster.as_superuser(name))
     await superuser.execute(
         "update pg_class set relpages = 1500, reltuples = 1"
         " where relkind = 'r' and relnamespace = 'tocsin'::regnamespace"
     )
     await superuser.close()
-    return await asyncpg.connect(database_url, server_settings=_SESSION | _ROLE["engine"])
+    engine = await asyncpg.connect(cluster.url(name), server_settings=_SESSION | _ROLE["engine"])
+    yield engine
+    await engine.close()
+    await cluster.drop(name)
 
 
 async def test_no_statement_of_the_path_reads_a_whole_table(lying: asyncpg.Connection) -> None:
@@ -63,7 +66,6 @@ async def test_no_statement_of_the_path_reads_a_whole_table(lying: asyncpg.Conne
         lines = [row[0] for row in await explained(lying, text)]
         if bad := whole_scans(lines, name.partition(".")[2]):
             turned[name] = bad
-    await lying.close()
     assert not turned
 
 

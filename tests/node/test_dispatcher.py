@@ -12,8 +12,9 @@ from tocsin.model.ids import new_id
 from tocsin.node.dispatcher import Dispatcher, Poll
 
 
-def worker_of(scene: Scene) -> Worker:
-    return Worker(new_id(scene.db.clock.now()), "default", ["process"], [], "live", 1000)
+async def worker_of(scene: Scene) -> Worker:
+    worker_id = await scene.employ(new_id(scene.db.clock.now()))
+    return Worker(worker_id, "default", ["process"], [], "live", 1000)
 
 
 async def tenant(scene: Scene, slug: str, weight: int = 1) -> Api:
@@ -33,7 +34,7 @@ def fresh(scene: Scene) -> Dispatcher:
 
 async def served(scene: Scene, dispatcher: Dispatcher, slots: int) -> list[Poll]:
     """Ask for `slots` until they come; the answered polls."""
-    poll = dispatcher.open_poll(worker_of(scene), slots)
+    poll = dispatcher.open_poll(await worker_of(scene), slots)
     for _ in range(5):
         await dispatcher.run_once()
         if poll.answer.done():
@@ -85,7 +86,7 @@ async def test_a_tenant_that_was_away_starts_level(scene: Scene) -> None:
 async def test_work_is_spread_over_the_waiting_workers(scene: Scene) -> None:
     await fill(scene, scene.api, 10)
     dispatcher = fresh(scene)
-    polls = [dispatcher.open_poll(worker_of(scene), 100) for _ in range(5)]
+    polls = [dispatcher.open_poll(await worker_of(scene), 100) for _ in range(5)]
     for _ in range(3):
         await dispatcher.run_once()
     assert sorted(len(p.answer.result()) if p.answer.done() else 0 for p in polls) == [2] * 5
@@ -95,7 +96,7 @@ async def test_work_is_spread_over_the_waiting_workers(scene: Scene) -> None:
 
 async def test_a_hint_is_enough_to_be_served(scene: Scene) -> None:
     dispatcher = scene.node.dispatcher
-    poll = dispatcher.open_poll(worker_of(scene), 1)
+    poll = dispatcher.open_poll(await worker_of(scene), 1)
     await dispatcher.run_once()
     assert not poll.answer.done()
     [run_id] = await scene.ask(await scene.job())
@@ -107,7 +108,7 @@ async def test_a_staged_run_is_served_when_it_falls_due(scene: Scene) -> None:
     dispatcher = scene.node.dispatcher
     job = await scene.job()
     [run_id] = await scene.ask(job, at=(await scene.now() + timedelta(hours=1)).isoformat())
-    poll = dispatcher.open_poll(worker_of(scene), 1)
+    poll = dispatcher.open_poll(await worker_of(scene), 1)
     await dispatcher.run_once()
     assert not poll.answer.done()
     await scene.wake(run_id)
@@ -119,7 +120,7 @@ async def test_a_staged_run_is_served_when_it_falls_due(scene: Scene) -> None:
 
 async def test_a_closed_poll_takes_nothing(scene: Scene) -> None:
     dispatcher = scene.node.dispatcher
-    poll = dispatcher.open_poll(worker_of(scene), 5)
+    poll = dispatcher.open_poll(await worker_of(scene), 5)
     dispatcher.close_poll(poll)
     assert poll.answer.result() == []
     await fill(scene, scene.api, 3)

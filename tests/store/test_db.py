@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Cluster
 from tests.flow.conftest import database_url, washed_database
-from tocsin.errors import SetupError, Unavailable
+from tocsin.errors import Contention, SetupError, Unavailable
 from tocsin.flow import claim
 from tocsin.store import db as module
 from tocsin.store.db import Database, Sql, columns, connect, is_contention, is_data_error
@@ -176,7 +176,7 @@ async def test_errors_are_sorted_by_what_helps(db: Database) -> None:
         ("insert into tenants (slug) values ('default')", True, False),
         ("select set_config('statement_timeout', '20', true), pg_sleep(1)", False, True),
     ):
-        with pytest.raises(asyncpg.PostgresError) as caught:
+        with pytest.raises((asyncpg.PostgresError, Contention)) as caught:
             async with db.transaction("test") as connection:
                 await connection.execute("set local statement_timeout = 20")
                 await connection.fetch(statement)

@@ -40,44 +40,49 @@ class Taken(NamedTuple):
 _LEAVES = ("paused", "overlap", "skipped_overlap", "coalesced", "limit")
 
 
-async def take(db: Database, shares: Sequence[Share], workers: Sequence[str]) -> Taken:
-    """Claim up to one run for each entry of `workers`, each entry being the worker that owns a free slot."""
+async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> Taken:
+    """Claim up to one run for each of `slots`, each named by the worker that has it free."""
+    workers = list(dict.fromkeys(slots))
+    index = {worker: i for i, worker in enumerate(workers, 1)}
+    whose = [index[worker] for worker in slots]
     with STEP_SECONDS.labels("claim").time():
-        rows = await db.fetch("vital", SQL["take"], *columns(shares, 4), list(workers))
+        rows = await db.fetch("vital", SQL["take"], *columns(shares, 4), workers, whose)
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
     others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
     limited = [row for row in others if row["verdict"] == "limited"]
-    if limited and len(going) < len(workers):
-        more = await _take_limited(db, limited, workers[len(going) :])
+    if limited and len(going) < len(slots):
+        used = {row["slot"] for row in going}
+        free = [slot for slot in range(1, len(slots) + 1) if slot not in used]
+        more = await _take_limited(db, limited, workers, [whose[slot - 1] for slot in free])
         others += [row for row in more if row["verdict"] != "go"]
-        going += [_Shifted(row, len(going)) for row in more if row["verdict"] == "go"]
+        going += [_Seated(row, free[row["slot"] - 1]) for row in more if row["verdict"] == "go"]
     _count(going, others)
     left = Counter((row["lane_id"], row["tenant_id"]) for row in going)
     left.update((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
     return Taken(going, left)
 
 
-async def _take_limited(db: Database, candidates: list[Row], workers: Sequence[str]) -> list[Row]:
+async def _take_limited(db: Database, candidates: list[Row], workers: list[str], whose: list[int]) -> list[Row]:
     keys = sorted({(row["tenant_id"], row["job_id"]) for row in candidates})
     async with db.transaction("claim_limited", "vital") as connection:
         locked = {(r["tenant_id"], r["key"]) for r in await connection.fetch(SQL["lock_limits"], *columns(keys, 2))}
         picked = [(r["tenant_id"], r["id"]) for r in candidates if (r["tenant_id"], r["job_id"]) in locked]
         if not picked:
             return []
-        return await connection.fetch(SQL["take_limited"], *columns(picked, 2), list(workers))  # type: ignore[no-any-return]
+        return await connection.fetch(SQL["take_limited"], *columns(picked, 2), workers, whose)  # type: ignore[no-any-return]
 
 
-class _Shifted:
-    """A claimed row whose slot counts from where the first statement stopped."""
+class _Seated:
+    """A claimed row whose slot is counted among all slots, not among those that were still free."""
 
-    __slots__ = ("_row", "_shift")
+    __slots__ = ("_row", "_slot")
 
-    def __init__(self, row: Row, shift: int) -> None:
-        self._row, self._shift = row, shift
+    def __init__(self, row: Row, slot: int) -> None:
+        self._row, self._slot = row, slot
 
     def __getitem__(self, name: str) -> object:
-        return self._row[name] + self._shift if name == "slot" else self._row[name]
+        return self._slot if name == "slot" else self._row[name]
 
 
 def _count(going: list[Row], others: list[Row]) -> None:

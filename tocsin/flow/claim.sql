@@ -1,11 +1,23 @@
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
 -- (→ waiting) or ended (→ skipped). Rows under an exact limit are only named: they need the limit's lock first.
---   $1 lanes  $2 tenants  $3 shares  $4 floors  $5 worker of each slot
+--   $1 lanes  $2 tenants  $3 shares  $4 floors  $5 workers  $6 for each free slot, whose it is (from 1)
 with fence as (
     select (((('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint + c.restored) << 40)) as base,
            nextval('claim_ids') as claim_id
       from cluster c
+),
+living as (
+    -- The slots of workers whose lease holds: a poll may outlive its worker.
+    select array_agg(s.slot order by s.slot) as slots
+      from (select array_agg(w.lives order by k.n) as lives
+              from unnest($5::uuid[]) with ordinality as k(id, n)
+              left join lateral (
+                    select true as lives from workers w
+                     where w.id = k.id and w.state <> 'gone' and w.lease_until > now()
+                     limit 1) w on true) l
+     cross join unnest($6::int[]) with ordinality as s(worker, slot)
+     where l.lives[s.worker]
 ),
 want as (
     select *
@@ -50,10 +62,16 @@ judged as materialized (
                             or e.state = 'staged' and (e.ready_at <= now() or e.attempt > 0)))
                then case when p.limited then 'limited' else 'go' end
                when p.overlap = 'skip' then 'skipped_overlap'
+               -- One occurrence waits: is there an earlier one that has not started, behind yet another?
                when p.overlap = 'queue' and exists (
                     select from runs e
                      where e.job_id = p.job_id and e.id < p.id and e.trigger = 'schedule' and e.attempt = 0
-                       and (e.state in ('ready', 'waiting') or e.state = 'staged' and e.ready_at <= now()))
+                       and (e.state in ('ready', 'waiting') or e.state = 'staged' and e.ready_at <= now())
+                       and exists (
+                            select from runs f
+                             where f.job_id = e.job_id and f.id < e.id and f.trigger <> 'backfill'
+                               and (f.state in ('ready', 'waiting', 'running', 'stopping')
+                                    or f.state = 'staged' and (f.ready_at <= now() or f.attempt > 0))))
                then 'coalesced'
                else 'overlap'
            end as verdict
@@ -61,17 +79,17 @@ judged as materialized (
       left join holds h on h.tenant_id = p.tenant_id and h.job_id = p.job_id
 ),
 going as (
-    select place, row_number() over () as slot from judged where verdict = 'go'
+    select place, row_number() over () as rank from judged where verdict = 'go'
 ),
 claimed as (
     -- By the row's place, which is cheaper than its key. A row that moved between this statement's snapshot and its
     -- lock is not found there, stays as it was, and is claimed next time.
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($5::uuid[])[g.slot], claimed_at = now()
-      from going g, fence f
-     where r.ctid = g.place and g.slot <= cardinality($5::uuid[])
-    returning r.*, g.slot
+           worker_id = ($5::uuid[])[($6::int[])[v.slots[g.rank]]], claimed_at = now()
+      from going g, fence f, living v
+     where r.ctid = g.place and g.rank <= cardinality(v.slots)
+    returning r.*, v.slots[g.rank] as slot
 ),
 parked as (
     update runs r
@@ -109,11 +127,23 @@ select l.tenant_id, l.key::text as key
 -- :name take_limited
 -- ready | staged → running while the limit has room, else → waiting. A statement of its own, after the locks: its
 -- snapshot must be younger than they are, or it would count what another claim has just started as not running.
---   $1 tenants  $2 runs  $3 worker of each slot
+--   $1 tenants  $2 runs  $3 workers  $4 for each free slot, whose it is (from 1)
 with fence as (
     select (((('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint + c.restored) << 40)) as base,
            nextval('claim_ids') as claim_id
       from cluster c
+),
+living as (
+    -- The slots of workers whose lease holds: a poll may outlive its worker.
+    select array_agg(s.slot order by s.slot) as slots
+      from (select array_agg(w.lives order by k.n) as lives
+              from unnest($3::uuid[]) with ordinality as k(id, n)
+              left join lateral (
+                    select true as lives from workers w
+                     where w.id = k.id and w.state <> 'gone' and w.lease_until > now()
+                     limit 1) w on true) l
+     cross join unnest($4::int[]) with ordinality as s(worker, slot)
+     where l.lives[s.worker]
 ),
 picked as materialized (
     select r.ctid as place, r.tenant_id, r.id, r.job_id, r.order_key
@@ -138,15 +168,15 @@ ranked as (
       join room using (job_id)
 ),
 going as (
-    select place, row_number() over () as slot from ranked where fits
+    select place, row_number() over () as rank from ranked where fits
 ),
 claimed as (
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($3::uuid[])[g.slot], claimed_at = now()
-      from going g, fence f
-     where r.ctid = g.place and g.slot <= cardinality($3::uuid[])
-    returning r.*, g.slot
+           worker_id = ($3::uuid[])[($4::int[])[v.slots[g.rank]]], claimed_at = now()
+      from going g, fence f, living v
+     where r.ctid = g.place and g.rank <= cardinality(v.slots)
+    returning r.*, v.slots[g.rank] as slot
 ),
 parked as (
     update runs r

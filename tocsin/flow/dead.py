@@ -82,7 +82,7 @@ async def retry(db: Database, who: Identity, run_id: str, now: datetime, wish: W
             raise NotFound("there is no ended run with this id")
         await _hold_jobs(connection, who, [origin["job_id"]])
         new = NewRun(
-            who.tenant_id, new_id(now), origin["job_id"], "retry", now, origin["priority"], origin["args"], run_id
+            who.tenant_id, new_id(now), origin["job_id"], "retry", None, origin["priority"], origin["args"], run_id
         )
         rows = await stage(connection, [new])
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import NotFound
+from tocsin.errors import InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
+from tocsin.model.job import NAME
 from tocsin.store.db import Database, Row, Sql
 from tocsin.telemetry import WORKERS_LIVE
 from tocsin.wire import Register
@@ -28,10 +30,12 @@ class Worker(NamedTuple):
     functions: list[str]
     state: str
     slots: int
+    lease_left: float = float("inf")  # seconds, when it was read
 
 
 async def register(db: Database, who: Identity, body: Register, lease_seconds: float) -> Worker:
     """A new worker, whatever its name: a restart is a new id."""
+    _refuse_odd(body)
     worker_id = new_id(db.clock.now())
     slots = min(max(body.slots, 1), 100_000)
     async with db.transaction("register", "vital") as connection:
@@ -49,11 +53,21 @@ async def register(db: Database, who: Identity, body: Register, lease_seconds: f
             body.version,
             lease_seconds,
         )
-    return Worker(worker_id, body.pool, body.targets, body.functions, "live", slots)
+    return Worker(worker_id, body.pool, body.targets, body.functions, "live", slots, lease_seconds)
+
+
+def _refuse_odd(body: Register) -> None:
+    texts = (body.name, body.version, *body.targets, *body.functions, *body.labels, *body.labels.values())
+    if any(not text.isprintable() or len(text) > 256 for text in texts) or len(body.functions) > 10_000:
+        raise InvalidInput("names, labels and functions of a worker are printable texts of up to 256 characters")
+    if not re.fullmatch(NAME, body.pool):
+        raise InvalidInput.field("pool", "invalid", "is not a name")
+    if any(not 0 <= amount < 1e12 for amount in body.resources.values()):
+        raise InvalidInput.field("resources", "invalid", "must not be negative")
 
 
 async def find(db: Database, who: Identity, worker_id: str) -> Worker | None:
-    """A worker that registered with this very key, on whichever node."""
+    """A worker that registered with this very key, on whichever node, and was not declared gone."""
     row = await db.fetchrow("vital", SQL["find"], worker_id, who.key_id)
     return Worker(*row) if row is not None else None
 

@@ -14,7 +14,9 @@ update workers w
 returning w.id::text as id, w.state
 
 -- :name find
-select id::text as id, pool, targets, functions, state, slots from workers where id = $1 and key_id = $2
+select id::text as id, pool, targets, functions, state, slots, extract(epoch from lease_until - now())::float8
+  from workers
+ where id = $1 and key_id = $2 and state <> 'gone'
 
 -- :name list
 select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as labels, w.targets, w.functions, w.version,

@@ -74,7 +74,12 @@ async def _bisect(
     db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random, error: Exception
 ) -> Reported:
     if len(endings) == 1:
-        return await _report_once(db, specs, [_made_harmless(endings[0], error)], rng)
+        try:
+            return await _report_once(db, specs, [_made_harmless(endings[0], error)], rng)
+        except Exception as again:
+            if is_data_error(again):  # not even its key can be one of ours
+                return Reported(set(), [])
+            raise
     half = len(endings) // 2
     left = await report(db, specs, endings[:half], rng)
     right = await report(db, specs, endings[half:], rng)
@@ -94,10 +99,10 @@ def _made_harmless(ending: Ending, error: Exception) -> Ending:
 
 async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random) -> Reported:
     # An attempt told twice in one batch (a repeat that overtook its answer) counts once.
-    unique = {(e.finished.run_id, e.finished.fence): e for e in endings}
+    unique = {(e.finished.run_id, e.finished.fence, e.worker_id): e for e in endings}
     batch = sorted(unique.values(), key=_run_id)  # the order in which the rows are locked
     if all(e.plain for e in batch):
-        return await _report_plain(db, specs, batch, set(unique), rng)
+        return await _report_plain(db, specs, batch, {_key(e) for e in batch}, rng)
     keys = [(e.worker_id, e.finished.run_id, e.finished.fence, e.finished.outcome) for e in batch]
     async with db.transaction("report", "vital") as connection:
         special = await _look(connection, specs, keys, batch, rng)

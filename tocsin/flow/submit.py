@@ -109,7 +109,7 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
         answers |= _followers(answers, {ids[i][0]: problem for i, problem in refused.items()}) | refused
         await _drop_keys(connection, [requests[i].wish for i in refused])
         open_ = [i for i in open_ if i not in answers]
-        rows = await stage(connection, [run for i in open_ for run in _new_runs(requests[i], ids[i], now)])
+        rows = await stage(connection, [run for i in open_ for run in _new_runs(requests[i], ids[i])])
         await audit.record_all(
             connection,
             [
@@ -121,14 +121,14 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
     return [answers[i] for i in range(len(requests))], hints(rows)
 
 
-def _new_runs(request: RunsRequest, ids: list[str], now: datetime) -> list[NewRun]:
+def _new_runs(request: RunsRequest, ids: list[str]) -> list[NewRun]:
     return [
         NewRun(
             request.who.tenant_id,
             id_,
             request.job_id,
             request.trigger,
-            run.at.at if run.at is not None else now,
+            run.at.at if run.at is not None else None,
             run.priority,
             encode(run.args).decode() if isinstance(run.args, dict) else None,
         )
@@ -237,6 +237,8 @@ def _name_taken(spec: JobSpec) -> Conflict:
     return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")
 
 
-def _nominal(spec: JobSpec, first: datetime) -> datetime:
-    """An `at` a little in the past runs now, but stands for the instant that was asked for."""
-    return spec.schedule.at.at if spec.schedule is not None and spec.schedule.at is not None else first
+def _nominal(spec: JobSpec, first: datetime) -> datetime | None:
+    """An `at` a little in the past runs now, but stands for the instant that was asked for. None: now."""
+    if spec.schedule is None:
+        return None
+    return spec.schedule.at.at if spec.schedule.at is not None else first

@@ -18,7 +18,8 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once, r.schedu
   from unnest($1::int[]) as l(lane_id)
  cross join lateral (
         select s.* from runs s
-         where s.lane_id = l.lane_id and s.state = 'staged' and s.trigger = 'schedule' and s.attempt = 0
+         -- Written so that the planner does not see the predicate of the wider index on occurrences in it.
+         where s.lane_id = l.lane_id and s.state = 'staged' and coalesce(s.trigger, '') = 'schedule' and s.attempt = 0
            and s.ready_at < now() - interval '60 seconds'
          order by s.tenant_id, s.ready_at
          limit 1000) r

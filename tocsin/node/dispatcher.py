@@ -38,8 +38,10 @@ class Poll:
     slots: int
     answer: asyncio.Future[list[Row]]
     lanes: frozenset[int] = frozenset()
+    lapses_at: float = float("inf")  # on the monotonic clock, as far as this node knows
     claiming: bool = False
     closed: bool = False
+    uncertain: bool = False  # a claim for it failed, perhaps after its commit
 
     def settle(self, rows: list[Row]) -> None:
         """Answer it, once."""
@@ -78,9 +80,9 @@ class Dispatcher(Loop):
 
     # ── what others tell it ──────────────────────────────────────────────────────────────────────────────────────
 
-    def open_poll(self, worker: Worker, slots: int) -> Poll:
-        """A worker has free slots."""
-        poll = Poll(worker, slots, asyncio.get_running_loop().create_future())
+    def open_poll(self, worker: Worker, slots: int, lapses_at: float = float("inf")) -> Poll:
+        """A worker has free slots, and a lease until `lapses_at` unless it renews it."""
+        poll = Poll(worker, slots, asyncio.get_running_loop().create_future(), lapses_at=lapses_at)
         poll.lanes = self.lanes.open_to(worker.pool, worker.targets, worker.functions)
         self.polls.append(poll)
         self.wake()
@@ -122,6 +124,8 @@ class Dispatcher(Loop):
     async def run_once(self) -> float:
         await self._learn_lanes()
         self._wake_due_places()
+        for poll in [p for p in self.polls if p.lapses_at < time.monotonic()]:
+            self.close_poll(poll)
         claimed = True
         while claimed and self.polls:
             claimed = False
@@ -170,6 +174,10 @@ class Dispatcher(Loop):
             taken = await claim.take(self.db, shares, [slot.worker.id for slot in slots])
             for row in taken.rows:
                 given[id(slots[row["slot"] - 1])].append(row)
+        except BaseException:
+            for poll in polls:
+                poll.uncertain = True
+            raise
         finally:
             for poll in polls:
                 poll.claiming = False

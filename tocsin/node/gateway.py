@@ -21,6 +21,7 @@ from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_ba
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint
 from tocsin.model.access import Identity
+from tocsin.model.ids import parse_id
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.group import GroupCommit
 from tocsin.settings import Settings
@@ -103,15 +104,11 @@ class Gateway:
     ) -> ClaimAnswer | None:
         """Long-poll for runs; None if the worker hung up meanwhile (what was claimed for it is handed back)."""
         session = await self._session(who, worker_id)
+        await self._check_lease(who, session)
         await self._take_back_lost(session, body.last_claim)
         if session.orders or session.state != "live" or body.slots <= 0:
             return self._answer_orders(session)
-        poll = session.poll = self._dispatcher.open_poll(session.worker, min(body.slots, session.worker.slots, 10_000))
-        either: set[asyncio.Future[Any]] = {poll.answer, gone}
-        await asyncio.wait(either, timeout=min(max(body.wait, 0.0), _LONGEST_WAIT), return_when=asyncio.FIRST_COMPLETED)
-        self._dispatcher.close_poll(poll)
-        rows = await poll.answer
-        session.poll = None
+        rows = await self._poll(session, min(body.slots, session.worker.slots, 10_000), body.wait, gone)
         if gone.done():
             await self._hand_back(worker_id, rows)
             return None
@@ -120,16 +117,33 @@ class Gateway:
         session.last_claim = max(row["claim_id"] for row in rows)
         return await self._claim_answer(session, rows, body.shared_specs, packed)
 
+    async def _poll(self, session: Session, slots: int, wait: float, gone: asyncio.Future[None]) -> list[Row]:
+        lapses_at = session.renewed_at + self._settings.lease_seconds
+        poll = session.poll = self._dispatcher.open_poll(session.worker, slots, lapses_at)
+        either: set[asyncio.Future[Any]] = {poll.answer, gone}
+        try:
+            await asyncio.wait(either, timeout=min(max(wait, 0.0), _LONGEST_WAIT), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._dispatcher.close_poll(poll)
+            session.poll = None
+        rows = await poll.answer
+        if poll.uncertain and not rows:
+            # What the failed claim may have taken is found when the worker asks again.
+            session.last_claim = -1
+        return rows
+
     async def report(self, who: Identity, worker_id: str, body: Report) -> ReportAnswer:
         """Heartbeat, results, hand-backs and orders in one."""
         session = await self._session(who, worker_id)
         await self._renew(session)
-        told = [(f.run_id, f.fence) for f in body.finished] + [(r, f) for r, f in body.returned]
+        told = [(f.run_id, f.fence) for f in body.finished] + list(body.returned)
         accepted: set[RunKey] = set()
         if body.finished:
             accepted |= await self._reports.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
         if body.returned:
-            accepted |= await self._give_back([Returned(worker_id, r, f) for r, f in body.returned])
+            accepted |= await self._give_back(
+                [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
+            )
         if body.running is not None:
             await self._compare(session, body)
         if body.leaving:
@@ -169,12 +183,23 @@ class Gateway:
         session = self._sessions.get(worker_id)
         if session is None:
             worker = await fleet.find(self._db, who, worker_id)
-            if worker is None or worker.state == "gone":
+            if worker is None:
                 raise _unknown_worker()
             session = self._sessions[worker_id] = Session(worker, who.key_id, state=worker.state)
         if session.key_id != who.key_id:
             raise _unknown_worker()
         return session
+
+    async def _check_lease(self, who: Identity, session: Session) -> None:
+        """As far as this node knows the lease is over: ask the database, for it may have been renewed elsewhere."""
+        if time.monotonic() - session.renewed_at < self._settings.lease_seconds:
+            return
+        asked_at = time.monotonic()
+        worker = await fleet.find(self._db, who, session.worker.id)
+        if worker is None or worker.lease_left <= 0:
+            self._sessions.pop(session.worker.id, None)
+            raise _unknown_worker()
+        session.renewed_at, session.state = asked_at + worker.lease_left - self._settings.lease_seconds, worker.state
 
     async def _renew(self, session: Session) -> None:
         # A worker counts its lease from when it sent the report, with a margin of a fifth; within a tenth of the lease
@@ -187,6 +212,8 @@ class Gateway:
             del self._sessions[session.worker.id]
             raise _unknown_worker()
         session.renewed_at, session.state = started, state
+        if session.poll is not None:
+            session.poll.lapses_at = started + self._settings.lease_seconds
 
     async def _commit_renewals(self, worker_ids: Sequence[str]) -> list[str | None]:
         states = await fleet.renew(self._db, worker_ids, self._settings.lease_seconds)
@@ -262,6 +289,10 @@ class Gateway:
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _commit_reports(self, batches: Sequence[list[Ending]]) -> list[set[RunKey]]:
+        keys = [(e.finished.run_id, e.finished.fence) for batch in batches for e in batch]
+        if len(batches) > 1 and len(set(keys)) < len(keys):
+            # Two workers tell the end of one attempt: each is to hear what became of its own word.
+            return [(await self._commit_reports([batch]))[0] for batch in batches]
         done: Reported = await report(self._db, self._specs, [e for batch in batches for e in batch], self._rng)
         if done.hints:
             self._hint(done.hints)

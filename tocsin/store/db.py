@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 
 from tocsin.clock import DatabaseClock
-from tocsin.errors import OutcomeUnknown, SetupError, TocsinError, Unavailable
+from tocsin.errors import Contention, OutcomeUnknown, SetupError, TocsinError, Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints
 from tocsin.telemetry import STEP_SECONDS
 
@@ -78,7 +78,7 @@ def is_transient(error: BaseException) -> bool:
 
 def is_contention(error: BaseException) -> bool:
     """True for deadlocks, lock time-outs and the like: the whole batch is to be tried again, nobody is to blame."""
-    return isinstance(error, _AGAIN)
+    return isinstance(error, (*_AGAIN, Contention))
 
 
 def is_data_error(error: BaseException) -> bool:
@@ -253,6 +253,8 @@ class Database:
             raise
         except _GONE as error:
             raise Unavailable(f"the database is not available: {error}", code="database_unavailable") from error
+        except _AGAIN as error:
+            raise Contention(f"the database was too busy for this: {error}", headers={"retry-after": "1"}) from error
 
     # ── hints ────────────────────────────────────────────────────────────────────────────────────────────────────
 

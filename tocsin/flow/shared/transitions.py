@@ -12,13 +12,14 @@ SQL = Sql(__file__)
 
 
 class NewRun(NamedTuple):
-    """What a run is made from; the rest comes from its job."""
+    """What a run is made from; the rest comes from its job. Without `scheduled_for` it is due now, whenever the
+    database thinks that is."""
 
     tenant_id: int
     id: str
     job_id: str
     trigger: str
-    scheduled_for: datetime
+    scheduled_for: datetime | None
     priority: int | None = None
     args: str | None = None
     origin_run_id: str | None = None

@@ -22,8 +22,8 @@ select l.tenant_id, l.key
 insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
                   order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id)
 select j.tenant_id, n.id, j.id, j.version, j.lane_id,
-       case when n.scheduled_for > now() then 'staged' else 'ready' end,
-       n.trigger, t.priority, n.scheduled_for, t.ready_at,
+       case when t.ready_at > now() then 'staged' else 'ready' end,
+       n.trigger, t.priority, t.scheduled_for, t.ready_at,
        t.ready_at - (t.priority - 500) * p.head_start,
        t.ready_at + j.start_deadline,
        j.max_attempts, j.overlap, j.max_concurrency is not null,
@@ -34,7 +34,9 @@ select j.tenant_id, n.id, j.id, j.version, j.lane_id,
  cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
   join lanes l on l.id = j.lane_id
   join pools p on p.name = l.pool
- cross join lateral (select greatest(n.scheduled_for, now()) as ready_at, coalesce(n.priority, j.priority) as priority) t
+ cross join lateral (
+        select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, now()) as ready_at,
+               coalesce(n.priority, j.priority) as priority) t
  where j.state in ('active', 'paused') or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
     on conflict do nothing
 returning tenant_id, id::text as id, lane_id, state, ready_at, order_key
