@@ -22,7 +22,7 @@ up: $(VENV)/.runtime ## Run the whole of Tocsin on this machine (ARGS="--workers
 	@exec $(RUN) -m tocsin up $(ARGS)
 
 test: $(VENV)/.dev ## Run the tests (ARGS="tests/store -k orphan")
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n 2 $(ARGS)
 
 check: $(VENV)/.dev ## Lint, format check, types, floors of the house, house rules
 	$(BIN)/ruff check .

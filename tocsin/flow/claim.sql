@@ -7,9 +7,9 @@ with fence as (
            nextval('claim_ids') as claim_id
       from cluster c
 ),
-living as (
+living as materialized (
     -- The slots of workers whose lease holds: a poll may outlive its worker.
-    select array_agg(s.slot order by s.slot) as slots
+    select array_agg(s.slot::int order by s.slot) as slots
       from (select array_agg(w.lives order by k.n) as lives
               from unnest($5::uuid[]) with ordinality as k(id, n)
               left join lateral (
@@ -86,10 +86,11 @@ claimed as (
     -- lock is not found there, stays as it was, and is claimed next time.
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($5::uuid[])[($6::int[])[v.slots[g.rank]]], claimed_at = now()
-      from going g, fence f, living v
-     where r.ctid = g.place and g.rank <= cardinality(v.slots)
-    returning r.*, v.slots[g.rank] as slot
+           worker_id = ($5::uuid[])[($6::int[])[(select slots from living)[g.rank]]], claimed_at = now()
+      from going g, fence f
+     where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
+    returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
+              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, (select slots from living)[g.rank] as slot
 ),
 parked as (
     update runs r
@@ -133,9 +134,9 @@ with fence as (
            nextval('claim_ids') as claim_id
       from cluster c
 ),
-living as (
+living as materialized (
     -- The slots of workers whose lease holds: a poll may outlive its worker.
-    select array_agg(s.slot order by s.slot) as slots
+    select array_agg(s.slot::int order by s.slot) as slots
       from (select array_agg(w.lives order by k.n) as lives
               from unnest($3::uuid[]) with ordinality as k(id, n)
               left join lateral (
@@ -173,10 +174,11 @@ going as (
 claimed as (
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($3::uuid[])[($4::int[])[v.slots[g.rank]]], claimed_at = now()
-      from going g, fence f, living v
-     where r.ctid = g.place and g.rank <= cardinality(v.slots)
-    returning r.*, v.slots[g.rank] as slot
+           worker_id = ($3::uuid[])[($4::int[])[(select slots from living)[g.rank]]], claimed_at = now()
+      from going g, fence f
+     where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
+    returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
+              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, (select slots from living)[g.rank] as slot
 ),
 parked as (
     update runs r

@@ -102,13 +102,12 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
     unique = {(e.finished.run_id, e.finished.fence, e.worker_id): e for e in endings}
     batch = sorted(unique.values(), key=_run_id)  # the order in which the rows are locked
     if all(e.plain for e in batch):
-        return await _report_plain(db, specs, batch, {_key(e) for e in batch}, rng)
+        return await _report_plain(db, batch, {_key(e) for e in batch})
     keys = [(e.worker_id, e.finished.run_id, e.finished.fence, e.finished.outcome) for e in batch]
     async with db.transaction("report", "vital") as connection:
         special = await _look(connection, specs, keys, batch, rng)
         await lock_jobs(connection, special.once)
         await lock_limits(connection, special.limited)
-        await connection.fetch(SQL["hold"], [k[0] for k in keys], [k[1] for k in keys])
         told = [_columns_of(e, special.verdicts.get(i, _SUCCEEDED)) for i, e in enumerate(batch)]
         rows = await connection.fetch(SQL["finish"], *sparse_columns(told))
         freed = await release(connection, special.released)
@@ -118,9 +117,7 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
     return Reported(accepted, hints([row for row in rows if row["lane_id"] is not None]) + hints(freed))
 
 
-async def _report_plain(
-    db: Database, specs: SpecBook, batch: list[Ending], keys: set[RunKey], rng: random.Random
-) -> Reported:
+async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) -> Reported:
     """The hot path: one statement, one commit, and only the columns that say something."""
     ends = [e.finished for e in batch]
     await db.failpoints.hit("report.before_commit")
@@ -142,10 +139,10 @@ async def _report_plain(
     REPORTED.labels("succeeded").inc(len(rows))
     if len(rows) == len(batch):
         return Reported(keys, [])
-    # Stale, told before, or moved by somebody at this very moment: the careful way tells which.
     done = {(row["id"], row["fence"]) for row in rows}
-    rest = await _report_once(db, specs, [e._replace(plain=False) for e in batch if _key(e) not in done], rng)
-    return Reported(done | rest.accepted, rest.hints)
+    accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
+    SUPERSEDED.inc(len(batch) - len(accepted))
+    return Reported(accepted, [])
 
 
 def _unless_empty(column: list[str | None]) -> list[str | None]:

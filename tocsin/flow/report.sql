@@ -14,9 +14,8 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
 
 -- :name finish
 -- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
--- A stale fence finds no row, changes nothing, and is not answered; nor is a row that somebody moved meanwhile (a
--- cancel), unless `hold` came first. The arrays come in the order of ids, and so do the locks; an array that would hold
--- only nulls may be empty.
+-- A stale fence finds no row, changes nothing, and is not answered. The arrays come in the order of ids, and so do the
+-- locks; an array that would hold only nulls may be empty.
 --   $1 worker  $2 run  $3 fence  $4 outcome  $5 next state  $6 delay  $7 held_ms  $8 ran_ms  $9 exit code
 --   $10 error class  $11 error  $12 result  $13 usage
 with told as (
@@ -28,8 +27,8 @@ with told as (
            as t(worker_id, id, fence, outcome, next, delay, held_ms, ran_ms, exit_code, error_class, error, result, usage)
 ),
 held as materialized (
-    select r.ctid as place, r.tenant_id, r.id, r.job_id, r.job_version, r.lane_id, r.attempt, r.fence, r.trigger,
-           r.priority, r.worker_id, r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
+    select r.tenant_id, r.id, r.job_id, r.job_version, r.lane_id, r.attempt, r.fence, r.trigger, r.priority, r.worker_id,
+           r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
            r.losses + (t.outcome = 'lost')::int as losses,
            r.max_attempts, r.scheduled_for, r.ready_at, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
            t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage,
@@ -37,77 +36,74 @@ held as materialized (
            case when r.stop_reason is not null and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
       from told t
      cross join lateral (
-            select r.ctid, r.* from runs r
+            select * from runs r
              where r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
                and r.fence = t.fence
              limit 1
                for update) r
 ),
-again as (
-    update runs r
-       set state = 'staged', failures = h.failures, losses = h.losses, worker_id = null, claim_id = null,
-           ready_at = now() + h.delay * interval '1 second',
-           order_key = now() + h.delay * interval '1 second' - (h.priority - 500) * p.head_start
+-- Narrow, because the rows that a write is joined with are copied whole for each row it writes.
+staying as materialized (
+    select h.tenant_id, h.id, h.failures, h.losses,
+           now() + h.delay * interval '1 second' as ready_at,
+           now() + h.delay * interval '1 second' - (h.priority - 500) * p.head_start as order_key
       from held h
       join lanes l on l.id = h.lane_id
       join pools p on p.name = l.pool
-     where h.next = 'staged' and r.ctid = h.place
-    returning h.*, r.ready_at as again_at, r.order_key
+     where h.next = 'staged'
+),
+leaving as materialized (
+    select h.tenant_id, h.id from held h where h.next <> 'staged'
+),
+-- By key and not by place: a cancel may have moved a row between this statement's snapshot and its lock, and the end
+-- must find it all the same. `any` instead of `=`, because with an order to gain from it the planner would read the
+-- whole index.
+again as (
+    update runs r
+       set state = 'staged', failures = s.failures, losses = s.losses, worker_id = null, claim_id = null,
+           ready_at = s.ready_at, order_key = s.order_key
+      from staying s
+     where r.tenant_id = any(array[s.tenant_id]) and r.id = any(array[s.id])
+    returning r.tenant_id, r.id, r.lane_id, r.ready_at, r.order_key
 ),
 gone as (
     delete from runs r
-     using held h
-     where h.next <> 'staged' and r.ctid = h.place
-    returning h.*
-),
-ended as (
-    select g.*, null::timestamptz as again_at, null::timestamptz as order_key from gone g
-    union all
-    select * from again
+     using leaving l
+     where r.tenant_id = any(array[l.tenant_id]) and r.id = any(array[l.id])
 ),
 recorded as (
     insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, fence, trigger,
                          priority, failures, losses, max_attempts, scheduled_for, ready_at, started_at, finished_at,
                          worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id)
-    select e.tenant_id, e.id, e.attempt, e.job_id, e.job_version, e.next <> 'staged', e.next, e.outcome, e.fence,
-           e.trigger, e.priority, e.failures, e.losses, e.max_attempts, e.scheduled_for, e.ready_at,
+    select h.tenant_id, h.id, h.attempt, h.job_id, h.job_version, h.next <> 'staged', h.next, h.outcome, h.fence,
+           h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.scheduled_for, h.ready_at,
            s.started_at,
-           case when e.outcome = 'lost' then now()
-                else least(now(), s.started_at + e.ran_ms * interval '1 millisecond') end,
-           e.worker_id, e.exit_code, e.error_class, e.error, e.usage, e.result, e.args, e.tags, e.origin_run_id
-      from ended e
+           case when h.outcome = 'lost' then now()
+                else least(now(), s.started_at + h.ran_ms * interval '1 millisecond') end,
+           h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args, h.tags, h.origin_run_id
+      from held h
      cross join lateral (
-            select least(now(), greatest(e.claimed_at, e.claimed_at + e.held_ms * interval '1 millisecond'))
+            select least(now(), greatest(h.claimed_at, h.claimed_at + h.held_ms * interval '1 millisecond'))
                    as started_at) s
 ),
 buried as (
     insert into dead_letters (tenant_id, run_id, job_id, job_version, priority, error_class, error, args, tags)
     select tenant_id, id, job_id, job_version, priority, error_class, error, args, tags
-      from gone
+      from held
      where next = 'dead'
 ),
-completed as (
-    -- The jobs are locked already.
-    update jobs j
-       set state = 'completed', ended_at = now(), updated_at = now()
-      from gone e
-     cross join lateral (
-            select f.ctid as place, f.state from jobs f where f.tenant_id = e.tenant_id and f.id = e.job_id limit 1) f
-     where e.once and f.state in ('active', 'paused') and j.ctid = f.place
-)
-select e.id::text as id, e.fence, e.next, e.tenant_id, case when e.again_at is not null then e.lane_id end as lane_id,
-       e.again_at as ready_at, e.order_key
-  from ended e
-
--- :name hold
--- Take the rows before the limits' and jobs' locks are followed by `finish`, so that none can move under it.
-select r.id
-  from unnest($1::uuid[], $2::uuid[]) as t(worker_id, id)
- cross join lateral (
-        select r.id from runs r
-         where r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
-         limit 1
-           for update) r
+ended as materialized (
+    select tenant_id, job_id, once from held where once and next <> 'staged'
+),
+-- :include complete_jobs
+select h.id::text as id, h.fence, null::int as tenant_id, null::int as lane_id, null::timestamptz as ready_at,
+       null::timestamptz as order_key
+  from held h
+ where h.next <> 'staged'
+union all
+select h.id::text, h.fence, a.tenant_id, a.lane_id, a.ready_at, a.order_key
+  from again a
+ cross join lateral (select * from held h where h.tenant_id = a.tenant_id and h.id = a.id limit 1) h
 
 -- :name repeated
 -- Reports that were accepted before: the same attempt, fence and outcome stand in history already.
