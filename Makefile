@@ -57,11 +57,11 @@ $(VENV)/.made:
 
 $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.made
 	@echo "Installing what Tocsin runs on …"
-	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@echo "Installing what development needs …"
-	@$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock
 	@touch $@
