@@ -19,7 +19,7 @@ from tocsin.store.db import _ROLE, _SESSION
 
 STEPS = (claim, control, fleet, plan, reap, report, submit, sweep, specs, transitions)
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history")
-FRAGMENTS = {"record_ended", "complete_jobs"}
+FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {"waiting": "runs_waiting", "next_due": "triggers_due", "depth": "runs", "list": "workers"}
 

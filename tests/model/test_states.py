@@ -121,7 +121,8 @@ def statements() -> dict[str, str]:
     for path in FILES:
         included = set(re.findall(r"-- :include (\w+)", path.read_text()))
         for name, sql in Sql(str(path), SHARED if included & SHARED.keys() else None).items():
-            out[f"{path.relative_to(ROOT)}:{name}"] = sql
+            if name not in included:  # a part is judged where it is used
+                out[f"{path.relative_to(ROOT)}:{name}"] = sql
     return out
 
 

@@ -46,7 +46,7 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> T
     index = {worker: i for i, worker in enumerate(workers, 1)}
     whose = [index[worker] for worker in slots]
     with STEP_SECONDS.labels("claim").time():
-        rows = await db.fetch("vital", SQL["take"], *columns(shares, 4), workers, whose)
+        rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 4))
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
     others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
@@ -70,7 +70,7 @@ async def _take_limited(db: Database, candidates: list[Row], workers: list[str],
         picked = [(r["tenant_id"], r["id"]) for r in candidates if (r["tenant_id"], r["job_id"]) in locked]
         if not picked:
             return []
-        return await connection.fetch(SQL["take_limited"], *columns(picked, 2), workers, whose)  # type: ignore[no-any-return]
+        return await connection.fetch(SQL["take_limited"], workers, whose, *columns(picked, 2))  # type: ignore[no-any-return]
 
 
 class _Seated:

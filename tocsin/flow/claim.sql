@@ -1,7 +1,5 @@
--- :name take
--- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
--- (→ waiting) or ended (→ skipped). Rows under an exact limit are only named: they need the limit's lock first.
---   $1 lanes  $2 tenants  $3 shares  $4 floors  $5 workers  $6 for each free slot, whose it is (from 1)
+-- :name slots
+-- For `take` and `take_limited`: the fence to hand out, and the free slots there are.
 with fence as (
     select (((('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint + c.restored) << 40)) as base,
            nextval('claim_ids') as claim_id
@@ -11,17 +9,33 @@ living as materialized (
     -- The slots of workers whose lease holds: a poll may outlive its worker.
     select array_agg(s.slot::int order by s.slot) as slots
       from (select array_agg(w.lives order by k.n) as lives
-              from unnest($5::uuid[]) with ordinality as k(id, n)
+              from unnest($1::uuid[]) with ordinality as k(id, n)
               left join lateral (
                     select true as lives from workers w
                      where w.id = k.id and w.state <> 'gone' and w.lease_until > now()
                      limit 1) w on true) l
-     cross join unnest($6::int[]) with ordinality as s(worker, slot)
+     cross join unnest($2::int[]) with ordinality as s(worker, slot)
      where l.lives[s.worker]
 ),
+
+-- :name start
+-- For `going`: the places of the rows that start, each with its rank among them.
+    update runs r
+       set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
+           worker_id = ($1::uuid[])[($2::int[])[(select slots from living)[g.rank]]], claimed_at = now()
+      from going g, fence f
+     where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
+    returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
+              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, (select slots from living)[g.rank] as slot
+
+-- :name take
+-- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
+-- (→ waiting) or ended (→ skipped). Rows under an exact limit are only named: they need the limit's lock first.
+--   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares  $6 floors
+-- :include slots
 want as (
     select *
-      from unnest($1::int[], $2::int[], $3::int[], $4::timestamptz[]) with ordinality
+      from unnest($3::int[], $4::int[], $5::int[], $6::timestamptz[]) with ordinality
            as w(lane_id, tenant_id, share, floor, turn)
 ),
 ready as materialized (
@@ -84,13 +98,7 @@ going as (
 claimed as (
     -- By the row's place, which is cheaper than its key. A row that moved between this statement's snapshot and its
     -- lock is not found there, stays as it was, and is claimed next time.
-    update runs r
-       set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($5::uuid[])[($6::int[])[(select slots from living)[g.rank]]], claimed_at = now()
-      from going g, fence f
-     where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
-    returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
-              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, (select slots from living)[g.rank] as slot
+-- :include start
 ),
 parked as (
     update runs r
@@ -128,27 +136,11 @@ select l.tenant_id, l.key::text as key
 -- :name take_limited
 -- ready | staged → running while the limit has room, else → waiting. A statement of its own, after the locks: its
 -- snapshot must be younger than they are, or it would count what another claim has just started as not running.
---   $1 tenants  $2 runs  $3 workers  $4 for each free slot, whose it is (from 1)
-with fence as (
-    select (((('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint + c.restored) << 40)) as base,
-           nextval('claim_ids') as claim_id
-      from cluster c
-),
-living as materialized (
-    -- The slots of workers whose lease holds: a poll may outlive its worker.
-    select array_agg(s.slot::int order by s.slot) as slots
-      from (select array_agg(w.lives order by k.n) as lives
-              from unnest($3::uuid[]) with ordinality as k(id, n)
-              left join lateral (
-                    select true as lives from workers w
-                     where w.id = k.id and w.state <> 'gone' and w.lease_until > now()
-                     limit 1) w on true) l
-     cross join unnest($4::int[]) with ordinality as s(worker, slot)
-     where l.lives[s.worker]
-),
+--   $1 workers  $2 for each free slot, whose it is (from 1)  $3 tenants  $4 runs
+-- :include slots
 picked as materialized (
     select r.ctid as place, r.tenant_id, r.id, r.job_id, r.order_key
-      from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+      from unnest($3::int[], $4::uuid[]) as k(tenant_id, id)
      cross join lateral (
             select r.ctid, r.* from runs r
              where r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('ready', 'staged') and r.limited
@@ -172,13 +164,7 @@ going as (
     select place, row_number() over () as rank from ranked where fits
 ),
 claimed as (
-    update runs r
-       set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($3::uuid[])[($4::int[])[(select slots from living)[g.rank]]], claimed_at = now()
-      from going g, fence f
-     where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
-    returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
-              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, (select slots from living)[g.rank] as slot
+-- :include start
 ),
 parked as (
     update runs r

@@ -99,7 +99,8 @@ class Sql(dict[str, str]):
                 name = line.removeprefix("-- :name ").strip()
                 self[name] = ""
             elif line.strip().startswith("-- :include "):
-                self[name] += (shared or self)[line.strip().removeprefix("-- :include ").strip()]
+                wanted = line.strip().removeprefix("-- :include ").strip()
+                self[name] += self[wanted] if wanted in self else (shared or self)[wanted]
             elif name:
                 self[name] += line + "\n"
 

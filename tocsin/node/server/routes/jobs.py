@@ -1,0 +1,112 @@
+"""Jobs, and runs asked for by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from tocsin.flow import catalog, control, history
+from tocsin.flow.catalog import JobFilter
+from tocsin.flow.shared.idempotency import Replay
+from tocsin.flow.submit import RunsRequest, Stored, job_request
+from tocsin.model.job import RunRequest
+from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
+from tocsin.node.server.routes.runs import list_runs_of
+from tocsin.node.server.routes.table import REPLAYED, controlled, route
+from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request
+
+_reason = msgspec.json.Decoder(Reason).decode
+
+
+@route("POST", "/v1/jobs", "jobs.write")
+async def create_job(call: Call) -> Response:
+    spec = call.decode(decode_job_spec)
+    request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
+    stored = await call.node.submit_job(request)
+    job = await catalog.get_job(call.node.db, call.who, stored.ids[0])
+    return _job_answer(job, 201, isinstance(stored, Replay))
+
+
+@route("GET", "/v1/jobs", "jobs.read")
+async def list_jobs(call: Call) -> Response:
+    query = call.query("state", "tag", "q", "pool", "limit", "cursor")
+    limit = limit_of(query)
+    wanted = JobFilter(query.get("state"), query.get("pool"), query.get("q"), tag_of(query))
+    return answer(page(await catalog.list_jobs(call.node.db, call.who, wanted, cursor_of(query), limit + 1), limit))
+
+
+@route("GET", "/v1/jobs/{id}", "jobs.read")
+async def get_job(call: Call) -> Response:
+    return _job_answer(await catalog.get_job(call.node.db, call.who, call.id()))
+
+
+@route("DELETE", "/v1/jobs/{id}", "jobs.write")
+async def delete_job(call: Call) -> Response:
+    return await _cancel_job(call, "job.delete", Reason())
+
+
+@route("POST", "/v1/jobs/{id}/cancel", "jobs.operate")
+async def cancel_job(call: Call) -> Response:
+    return await _cancel_job(call, "job.cancel", call.decode(_reason, b"{}"))
+
+
+async def _cancel_job(call: Call, action: str, body: Reason) -> Response:
+    async def step() -> control.Controlled:
+        return await control.cancel(
+            call.node.db, call.who, call.id(), body.reason, body.running == "stop", call.wish, action, call.version
+        )
+
+    return await _controlled_job(call, step)
+
+
+@route("POST", "/v1/jobs/{id}/pause", "jobs.operate")
+async def pause_job(call: Call) -> Response:
+    reason = call.decode(_reason, b"{}").reason
+    return await _controlled_job(
+        call, lambda: control.pause(call.node.db, call.who, call.id(), reason, call.wish, call.version)
+    )
+
+
+@route("POST", "/v1/jobs/{id}/resume", "jobs.operate")
+async def resume_job(call: Call) -> Response:
+    reason = call.decode(_reason, b"{}").reason
+    return await _controlled_job(
+        call, lambda: control.resume(call.node.db, call.who, call.id(), reason, call.wish, call.version)
+    )
+
+
+async def _controlled_job(call: Call, step: Callable[[], Awaitable[control.Controlled]]) -> Response:
+    replayed = await controlled(call, step)
+    return _job_answer(await catalog.get_job(call.node.db, call.who, call.id()), replayed=replayed)
+
+
+def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) -> Response:
+    return answer(job, status, {"etag": f'"{job["version"]}"'} | (REPLAYED if replayed else {}))
+
+
+@route("POST", "/v1/jobs/{id}/runs", "jobs.operate")
+async def run_job(call: Call) -> Response:
+    request = call.decode(decode_run_request, b"{}")
+    ids, replayed = await _submit_runs(call, [request], 202)
+    run = await history.get_run(call.node.db, call.who, ids[0])
+    return answer(run, 202, REPLAYED if replayed else None)
+
+
+@route("POST", "/v1/jobs/{id}/runs/batch", "jobs.operate")
+async def run_job_batch(call: Call) -> Response:
+    ids, replayed = await _submit_runs(call, call.decode(decode_run_batch).runs, 202)
+    return answer({"ids": ids, "items": [{"id": id_} for id_ in ids]}, 202, REPLAYED if replayed else None)
+
+
+async def _submit_runs(call: Call, runs: list[RunRequest], status: int) -> tuple[list[str], bool]:
+    stored = await call.node.submit_runs(RunsRequest(call.who, call.id(), runs, "api", call.wish, status))
+    return stored.ids, not isinstance(stored, Stored)
+
+
+@route("GET", "/v1/jobs/{id}/runs", "runs.read")
+async def list_job_runs(call: Call) -> Response:
+    await catalog.get_job(call.node.db, call.who, call.id())
+    return await list_runs_of(call, call.id())

@@ -1,0 +1,54 @@
+"""Routes that the contract names and nothing serves yet: they say so."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from tocsin.errors import NotSupported
+from tocsin.node.server.http import Call
+from tocsin.node.server.routes.table import route
+
+
+def _not_yet(method: str, path: str, permission: str) -> None:
+    @route(method, path, permission)
+    async def not_yet(call: Call) -> Response:
+        raise NotSupported(f"{method} {path} is not supported yet")
+
+
+for _method, _path, _permission in (
+    ("PUT", "/v1/jobs/by-name/{name}", "jobs.write"),
+    ("POST", "/v1/jobs/batch", "jobs.write"),
+    ("PATCH", "/v1/jobs/{id}", "jobs.write"),
+    ("POST", "/v1/jobs/{id}/backfill", "jobs.operate"),
+    ("GET", "/v1/jobs/{id}/versions", "jobs.read"),
+    ("GET", "/v1/jobs/{id}/occurrences", "jobs.read"),
+    ("POST", "/v1/schedules/preview", "jobs.read"),
+    ("GET", "/v1/runs/{id}/explain", "runs.read"),
+    ("GET", "/v1/runs/{id}/logs/stream", "runs.read"),
+    ("GET", "/v1/runs/{id}/logs/download", "runs.read"),
+    ("GET", "/v1/logs/search", "runs.read"),
+    ("GET", "/v1/events", "runs.read"),
+    ("POST", "/v1/workflows", "jobs.write"),
+    ("GET", "/v1/workflows/{id}", "jobs.read"),
+    ("POST", "/v1/workflows/{id}/runs", "jobs.operate"),
+    ("GET", "/v1/workflow-runs/{id}", "runs.read"),
+    ("GET", "/v1/pools", "fleet.read"),
+    ("PATCH", "/v1/pools/{name}", "fleet.operate"),
+    ("POST", "/v1/pools/{name}/pause", "fleet.operate"),
+    ("PATCH", "/v1/tenants/{slug}", "tenants.manage"),
+    ("PUT", "/v1/secrets/{name}", "jobs.write"),
+    ("GET", "/v1/secrets/{name}", "jobs.read"),
+    ("DELETE", "/v1/secrets/{name}", "jobs.write"),
+    ("PUT", "/v1/calendars/{name}", "jobs.write"),
+    ("GET", "/v1/calendars/{name}", "jobs.read"),
+    ("DELETE", "/v1/calendars/{name}", "jobs.write"),
+    ("PUT", "/v1/channels/{name}", "jobs.write"),
+    ("GET", "/v1/channels/{name}", "jobs.read"),
+    ("DELETE", "/v1/channels/{name}", "jobs.write"),
+    ("GET", "/v1/audit", "keys.manage"),
+    ("GET", "/v1/audit/verify", "keys.manage"),
+    ("GET", "/v1/reports/{kind}", "runs.read"),
+    ("GET", "/v1/circuits", "fleet.read"),
+    ("POST", "/v1/circuits/{name}/{verb}", "jobs.operate"),
+):
+    _not_yet(_method, _path, _permission)

@@ -1,0 +1,80 @@
+"""Runs, their attempts and their logs."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from tocsin.flow import control, dead, history, logs
+from tocsin.flow.history import RunFilter
+from tocsin.flow.shared.idempotency import Replay
+from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, number_of, page, tag_of
+from tocsin.node.server.routes.table import REPLAYED, controlled, route
+from tocsin.wire import Nothing, Reason
+
+_reason = msgspec.json.Decoder(Reason).decode
+_nothing = msgspec.json.Decoder(Nothing).decode
+
+
+@route("GET", "/v1/runs", "runs.read")
+async def list_runs(call: Call) -> Response:
+    return await list_runs_of(call, None)
+
+
+async def list_runs_of(call: Call, job: str | None) -> Response:
+    """A page of runs, of one job or of all."""
+    names = ("state", "outcome", "error_class", "worker", "tag", "from", "to", "limit", "cursor")
+    query = call.query(*names, *(("job",) if job is None else ()))
+    limit = limit_of(query)
+    wanted = RunFilter(
+        job or id_of(query, "job"),
+        query.get("state"),
+        query.get("outcome"),
+        query.get("error_class"),
+        id_of(query, "worker"),
+        tag_of(query),
+        instant_of(query, "from"),
+        instant_of(query, "to"),
+    )
+    return answer(page(await history.list_runs(call.node.db, call.who, wanted, cursor_of(query), limit + 1), limit))
+
+
+@route("GET", "/v1/runs/{id}", "runs.read")
+async def get_run(call: Call) -> Response:
+    return answer(await history.get_run(call.node.db, call.who, call.id()))
+
+
+@route("GET", "/v1/runs/{id}/attempts", "runs.read")
+async def get_attempts(call: Call) -> Response:
+    return answer({"items": await history.attempts(call.node.db, call.who, call.id()), "next_cursor": None})
+
+
+@route("POST", "/v1/runs/{id}/cancel", "runs.operate")
+async def cancel_run(call: Call) -> Response:
+    reason = call.decode(_reason, b"{}").reason
+    replayed = await controlled(call, lambda: control.cancel_run(call.node.db, call.who, call.id(), reason, call.wish))
+    run = await history.get_run(call.node.db, call.who, call.id())
+    return answer(run, 200, REPLAYED if replayed else None)
+
+
+@route("POST", "/v1/runs/{id}/retry", "runs.operate")
+async def retry_run(call: Call) -> Response:
+    call.decode(_nothing, b"{}")
+    try:
+        new, hints = await dead.retry(call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish)
+    except Replay as first:
+        return answer(await history.get_run(call.node.db, call.who, first.ids[0]), 202, REPLAYED)
+    call.node.tell(hints)
+    return answer(await history.get_run(call.node.db, call.who, new), 202)
+
+
+@route("GET", "/v1/runs/{id}/logs", "runs.read")
+async def get_logs(call: Call) -> Response:
+    query = call.query("attempt", "stream", "after", "limit")
+    run = await history.get_run(call.node.db, call.who, call.id())
+    limit = limit_of(query)
+    attempt, after = number_of(query, "attempt"), number_of(query, "after") or 0
+    lines, more = await logs.read(
+        call.node.db, call.node.objects, call.who, run["id"], attempt, query.get("stream"), after, limit
+    )
+    return answer({"items": lines, "next_after": more})
