@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import drain, floor, pickup
+from bench import drain, floor, pickup, submit
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -112,6 +112,14 @@ def _pickup(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(f"pick-up, {one.kind}", f"p50 {one.p50:.1f} ms", pickup.describe(one))
 
 
+def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = submit.measure(made)
+    report.document["submit"] = [one.document() for one in found]
+    for one in found:
+        cost = f"CPU of PostgreSQL {one.postgres_us:.0f}, server {one.server_us:.0f} µs a request"
+        report.add(one.what, f"{one.per_second:,.0f}/s", f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms; {cost}")
+
+
 def _share(rate: float, report: Report) -> str:
     return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
 
@@ -120,6 +128,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "floor": _floor,
     "pickup": _pickup,
     "drain": _drain,
+    "submit": _submit,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,10 +11,11 @@ import msgspec
 from tocsin.clock import iso
 from tocsin.errors import NotFound
 from tocsin.model.access import Identity
-from tocsin.model.job import Schedule
+from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import decode_scalar
-from tocsin.model.schedule import describe
+from tocsin.model.schedule import describe, first_fire
 from tocsin.store.db import Database, Row, Sql
+from tocsin.wire import encode
 
 SQL = Sql(__file__)
 
@@ -53,7 +55,24 @@ async def list_jobs(
     return [_document(who, row) for row in rows]
 
 
-def _document(who: Identity, row: Row) -> dict[str, Any]:
+def new_document(who: Identity, job_id: str, spec: JobSpec, at: datetime) -> dict[str, Any]:
+    """A job as it was when it was stored at `at`: nothing that a read would know better."""
+    return _document(
+        who,
+        {
+            "id": job_id,
+            "version": 1,
+            "state": "active",
+            "spec": encode(spec),
+            "created_at": at,
+            "updated_at": at,
+            "next_run_at": first_fire(spec.schedule, at),
+            "last_run_id": None,
+        },
+    )
+
+
+def _document(who: Identity, row: Row | dict[str, Any]) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.json.decode(row["spec"])
     schedule = document.get("schedule")
     if schedule is not None:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tocsin.clock import iso
 from tocsin.errors import NotFound
+from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw, run_document
 from tocsin.model.access import Identity
 from tocsin.model.ids import lowest_id
-from tocsin.store.db import Database, Row, Sql
+from tocsin.store.db import Database, Sql
 
 SQL = Sql(__file__)
 
@@ -76,71 +76,14 @@ async def attempts(db: Database, who: Identity, run_id: str) -> list[dict[str, A
             "attempt": row["attempt"],
             "fence": row["fence"],
             "outcome": row["outcome"],
-            "started_at": _iso(row["started_at"]),
-            "finished_at": _iso(row["finished_at"]),
-            "duration_ms": _milliseconds(row["started_at"], row["finished_at"]),
+            "started_at": instant(row["started_at"]),
+            "finished_at": instant(row["finished_at"]),
+            "duration_ms": milliseconds(row["started_at"], row["finished_at"]),
             "worker": row["worker"],
             "exit_code": row["exit_code"],
-            "error": _error(row),
-            "result": _raw(row["result"]),
-            "usage": _raw(row["usage"]),
+            "error": error_of(row),
+            "result": raw(row["result"]),
+            "usage": raw(row["usage"]),
         }
         for row in rows
     ]
-
-
-def run_document(row: Row) -> dict[str, Any]:
-    """A run as the API answers it."""
-    return {
-        "id": row["id"],
-        "job_id": row["job_id"],
-        "job_name": row["job_name"],
-        "job_version": row["job_version"],
-        "state": row["state"],
-        "outcome": row["outcome"],
-        "reason": row["reason"],
-        "count": row["count"],
-        "blocked_by": row["blocked_by"],
-        "attempt": row["attempt"],
-        "failures": row["failures"],
-        "losses": row["losses"],
-        "max_attempts": row["max_attempts"],
-        "fence": row["fence"],
-        "priority": row["priority"],
-        "scheduled_for": _iso(row["scheduled_for"]),
-        "ready_at": _iso(row["ready_at"]),
-        "logical_at": None,
-        "started_at": _iso(row["started_at"]),
-        "finished_at": _iso(row["finished_at"]),
-        "duration_ms": _milliseconds(row["started_at"], row["finished_at"]),
-        "start_lag_ms": _milliseconds(row["ready_at"], row["started_at"]),
-        "worker": row["worker"],
-        "exit_code": row["exit_code"],
-        "error": _error(row),
-        "args": _raw(row["args"]),
-        "result": _raw(row["result"]),
-        "usage": _raw(row["usage"]),
-        "tags": _raw(row["tags"]) or {},
-        "trigger": row["trigger"],
-        "origin_run_id": row["origin_run_id"],
-        "workflow_run_id": None,
-        "logs_url": f"/v1/runs/{row['id']}/logs",
-    }
-
-
-def _error(row: Row) -> dict[str, str] | None:
-    if row["error_class"] is None:
-        return None
-    return {"class": row["error_class"], "message": row["error"] or ""}
-
-
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else iso(at)
-
-
-def _raw(text: str | None) -> msgspec.Raw | None:
-    return None if text is None else msgspec.Raw(text.encode())
-
-
-def _milliseconds(start: datetime | None, end: datetime | None) -> float | None:
-    return None if start is None or end is None else round((end - start).total_seconds() * 1000, 3)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound
 from tocsin.flow.shared import audit
+from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
@@ -19,7 +20,7 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
 from tocsin.model.schedule import check_schedule, first_fire
-from tocsin.store.db import Connection, Database, Sql, columns
+from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import SUBMITTED
 from tocsin.wire import encode
 
@@ -48,9 +49,11 @@ class RunsRequest(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The ids that were made."""
+    """The ids that were made, when; and the document of a run that was asked for alone."""
 
     ids: list[str]
+    at: datetime
+    run: dict[str, Any] | None = None
 
 
 Answer = Stored | Replay | ApiProblem
@@ -91,7 +94,7 @@ async def submit_jobs(
         staged = await _give_first_fires(connection, kept, now, horizon)
         await audit.record_all(connection, [audit.entry(r.who, "job.create", f"job:{id_}") for id_, r in kept])
     SUBMITTED.inc(len(kept))
-    answers |= {i: Stored([ids[i]]) for i in open_ if ids[i] in stored}
+    answers |= {i: Stored([ids[i]], now) for i in open_ if ids[i] in stored}
     return [answers[i] for i in range(len(requests))], staged
 
 
@@ -103,8 +106,8 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
     async with db.transaction("submit") as connection:
         answers |= await _replays(connection, {i: (r.wish, r.status, ids[i]) for i, r in enumerate(requests)})
         open_ = [i for i in range(len(requests)) if i not in answers]
-        states = await _job_states(connection, [(requests[i].who.tenant_id, requests[i].job_id) for i in open_])
-        found = {i: _no_more_runs(states.get((requests[i].who.tenant_id, requests[i].job_id))) for i in open_}
+        jobs = await _held_jobs(connection, [(requests[i].who.tenant_id, requests[i].job_id) for i in open_])
+        found = {i: _no_more_runs(jobs.get((requests[i].who.tenant_id, requests[i].job_id))) for i in open_}
         refused = {i: problem for i, problem in found.items() if problem is not None}
         answers |= _followers(answers, {ids[i][0]: problem for i, problem in refused.items()}) | refused
         await _drop_keys(connection, [requests[i].wish for i in refused])
@@ -117,8 +120,35 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
                 for r in map(requests.__getitem__, open_)
             ],
         )
-    answers |= {i: Stored(ids[i]) for i in open_}
+    made = {row["id"]: row for row in rows}
+    for i in open_:
+        request = requests[i]
+        job = jobs[request.who.tenant_id, request.job_id]
+        alone = _document(request, job, made[ids[i][0]]) if len(ids[i]) == 1 else None
+        answers[i] = Stored(ids[i], now, alone)
     return [answers[i] for i in range(len(requests))], hints(rows)
+
+
+def _document(request: RunsRequest, job: Row, made: Row) -> dict[str, Any]:
+    """The run as it was when it was stored: nothing that a read would know better."""
+    [run] = request.runs
+    return run_document(
+        NEW_RUN
+        | {
+            "id": made["id"],
+            "job_id": request.job_id,
+            "job_name": job["name"],
+            "job_version": job["version"],
+            "state": made["state"],
+            "max_attempts": job["max_attempts"],
+            "priority": job["priority"] if run.priority is None else run.priority,
+            "scheduled_for": made["ready_at"] if run.at is None else run.at.at,
+            "ready_at": made["ready_at"],
+            "args": encode(run.args).decode() if isinstance(run.args, dict) else None,
+            "tags": job["tags"],
+            "trigger": request.trigger,
+        }
+    )
 
 
 def _new_runs(request: RunsRequest, ids: list[str]) -> list[NewRun]:
@@ -136,17 +166,18 @@ def _new_runs(request: RunsRequest, ids: list[str]) -> list[NewRun]:
     ]
 
 
-def _no_more_runs(state: str | None) -> ApiProblem | None:
-    if state is None:
+def _no_more_runs(job: Row | None) -> ApiProblem | None:
+    if job is None:
         return NotFound("there is no such job")
+    state = job["state"]
     if state in ("cancelled", "completed"):
         return Conflict(f"the job is {state} and takes no more runs", code=f"job_{state}")
     return None
 
 
-async def _job_states(connection: Connection, keys: list[tuple[int, str]]) -> dict[tuple[int, str], str]:
+async def _held_jobs(connection: Connection, keys: list[tuple[int, str]]) -> dict[tuple[int, str], Row]:
     rows = await connection.fetch(SQL["open_jobs"], *columns(sorted(set(keys)), 2))
-    return {(row["tenant_id"], row["id"]): row["state"] for row in rows}
+    return {(row["tenant_id"], row["id"]): row for row in rows}
 
 
 async def _replays(connection: Connection, wishes: dict[int, tuple[Wish | None, int, list[str]]]) -> dict[int, Answer]:

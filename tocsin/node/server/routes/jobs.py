@@ -26,8 +26,9 @@ async def create_job(call: Call) -> Response:
     spec = call.decode(decode_job_spec)
     request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
     stored = await call.node.submit_job(request)
-    job = await catalog.get_job(call.node.db, call.who, stored.ids[0])
-    return _job_answer(job, 201, isinstance(stored, Replay))
+    if isinstance(stored, Stored):
+        return _job_answer(catalog.new_document(call.who, stored.ids[0], spec, stored.at), 201)
+    return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0]), 201, True)
 
 
 @route("GET", "/v1/jobs", "jobs.read")
@@ -90,20 +91,21 @@ def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) 
 @route("POST", "/v1/jobs/{id}/runs", "jobs.operate")
 async def run_job(call: Call) -> Response:
     request = call.decode(decode_run_request, b"{}")
-    ids, replayed = await _submit_runs(call, [request], 202)
-    run = await history.get_run(call.node.db, call.who, ids[0])
-    return answer(run, 202, REPLAYED if replayed else None)
+    stored = await _submit_runs(call, [request])
+    if isinstance(stored, Stored):
+        return answer(stored.run, 202)
+    return answer(await history.get_run(call.node.db, call.who, stored.ids[0]), 202, REPLAYED)
 
 
 @route("POST", "/v1/jobs/{id}/runs/batch", "jobs.operate")
 async def run_job_batch(call: Call) -> Response:
-    ids, replayed = await _submit_runs(call, call.decode(decode_run_batch).runs, 202)
-    return answer({"ids": ids, "items": [{"id": id_} for id_ in ids]}, 202, REPLAYED if replayed else None)
+    stored = await _submit_runs(call, call.decode(decode_run_batch).runs)
+    body = {"ids": stored.ids, "items": [{"id": id_} for id_ in stored.ids]}
+    return answer(body, 202, None if isinstance(stored, Stored) else REPLAYED)
 
 
-async def _submit_runs(call: Call, runs: list[RunRequest], status: int) -> tuple[list[str], bool]:
-    stored = await call.node.submit_runs(RunsRequest(call.who, call.id(), runs, "api", call.wish, status))
-    return stored.ids, not isinstance(stored, Stored)
+async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
+    return await call.node.submit_runs(RunsRequest(call.who, call.id(), runs, "api", call.wish))
 
 
 @route("GET", "/v1/jobs/{id}/runs", "runs.read")

@@ -1,0 +1,116 @@
+"""submit: one job a request over kept connections, in batches, and the status of a run by id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uvloop
+
+from bench.stand import Stand
+
+_CONNECTIONS = 32
+_SECONDS = 5.0
+_PACED = 1000  # requests a second of the paced rounds
+_JOB = {"schedule": {"manual": True}, "target": {"kind": "process", "command": ["true"]}, "tags": {"team": "bench"}}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Answers a second, and how long they took in milliseconds."""
+
+    what: str
+    per_second: float
+    p50: float
+    p99: float
+    server_us: float
+    postgres_us: float
+
+    def document(self) -> dict[str, Any]:
+        """For the results' file."""
+        return asdict(self)
+
+
+def measure(stand: Stand) -> list[Rate]:
+    """Flat out, paced, in batches, and reading by id."""
+    api = stand.api
+    job = api.post("/v1/jobs", _JOB)["id"]
+    run = api.post(f"/v1/jobs/{job}/runs", {})["id"]
+    create = _request("POST", "/v1/jobs", stand, _JOB)
+    return [
+        _round(stand, "submit, one job a request", create, _SECONDS, None),
+        _round(stand, f"submit at {_PACED:,}/s", create, _SECONDS, _PACED),
+        _round(stand, f"status by id at {_PACED:,}/s", _request("GET", f"/v1/runs/{run}", stand), _SECONDS, _PACED),
+    ]
+
+
+def _request(method: str, path: str, stand: Stand, body: object = None) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {stand.keys['key']}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+def _round(stand: Stand, what: str, request: bytes, seconds: float, rate: int | None) -> Rate:
+    stand.await_quiet()
+    answers: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
+    client = multiprocessing.Process(
+        target=_client, args=(stand.settings.port, request, seconds, rate, answers), daemon=True
+    )
+    before = stand.cpu()
+    client.start()
+    took = sorted(answers.get(timeout=seconds + 60))
+    client.join()
+    used = stand.cpu().since(before)
+    count = len(took)
+    return Rate(
+        what,
+        count / seconds,
+        took[count // 2] * 1e3,
+        took[count * 99 // 100] * 1e3,
+        used.trees["server"] / count * 1e6,
+        used.trees["postgres"] / count * 1e6,
+    )
+
+
+def _client(port: int, request: bytes, seconds: float, rate: int | None, answers: Any) -> None:
+    answers.put(uvloop.run(_load(port, request, seconds, rate)))
+
+
+async def _load(port: int, request: bytes, seconds: float, rate: int | None) -> list[float]:
+    begin = time.perf_counter()
+    end = begin + seconds
+    took: list[float] = []
+
+    async def connection(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        turn = 0
+        while time.perf_counter() < end:
+            # Paced: each has its own instants, and lateness counts from the instant, not from the sending.
+            due = begin + (turn * _CONNECTIONS + number) / rate if rate else time.perf_counter()
+            if due >= end:
+                break
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            writer.write(request)
+            await _answer(reader)
+            took.append(time.perf_counter() - due)
+            turn += 1
+        writer.close()
+
+    await asyncio.gather(*(connection(n) for n in range(_CONNECTIONS)))
+    return took
+
+
+async def _answer(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    status, _, headers = head.partition(b"\r\n")
+    length = int(headers.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    body = await reader.readexactly(length)
+    if not status.startswith(b"HTTP/1.1 2"):
+        raise RuntimeError(f"{status!r} {body[:300]!r}")
