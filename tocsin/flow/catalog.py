@@ -15,7 +15,6 @@ from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import describe, first_fire
 from tocsin.store.db import Database, Row, Sql
-from tocsin.wire import encode
 
 SQL = Sql(__file__)
 
@@ -55,7 +54,7 @@ async def list_jobs(
     return [_document(who, row) for row in rows]
 
 
-def new_document(who: Identity, job_id: str, spec: JobSpec, at: datetime) -> dict[str, Any]:
+def new_document(who: Identity, job_id: str, spec: JobSpec, spec_json: str, at: datetime) -> dict[str, Any]:
     """A job as it was when it was stored at `at`: nothing that a read would know better."""
     return _document(
         who,
@@ -63,20 +62,21 @@ def new_document(who: Identity, job_id: str, spec: JobSpec, at: datetime) -> dic
             "id": job_id,
             "version": 1,
             "state": "active",
-            "spec": encode(spec),
+            "spec": spec_json,
             "created_at": at,
             "updated_at": at,
             "next_run_at": first_fire(spec.schedule, at),
             "last_run_id": None,
         },
+        spec.schedule,
     )
 
 
-def _document(who: Identity, row: Row | dict[str, Any]) -> dict[str, Any]:
+def _document(who: Identity, row: Row | dict[str, Any], known: Schedule | None = None) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.json.decode(row["spec"])
     schedule = document.get("schedule")
     if schedule is not None:
-        schedule["description"] = describe(msgspec.convert(schedule, Schedule, dec_hook=decode_scalar))
+        schedule["description"] = describe(known or msgspec.convert(schedule, Schedule, dec_hook=decode_scalar))
     next_run = row["next_run_at"] and iso(row["next_run_at"])
     last = row["last_run_id"] and {
         "id": row["last_run_id"],

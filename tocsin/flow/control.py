@@ -14,7 +14,18 @@ from tocsin.errors import Conflict, NotFound, PreconditionFailed
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.transitions import SQL as SHARED
-from tocsin.flow.shared.transitions import Hint, Key, Missed, NewRun, hints, lock_limits, note_missed, release, stage
+from tocsin.flow.shared.transitions import (
+    Hint,
+    Key,
+    Missed,
+    NewRun,
+    hints,
+    lock_limits,
+    note_missed,
+    release,
+    retract,
+    stage,
+)
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
@@ -92,7 +103,7 @@ async def _resume_trigger(
         if held_at > now:
             return []
         return hints(await stage(connection, [NewRun(who.tenant_id, new_id(now), job_id, "schedule", held_at)]))
-    table = timetable(msgspec.json.decode(job["schedule"], type=Schedule, dec_hook=decode_scalar), job["created_at"])
+    table = timetable(msgspec.json.decode(job["schedule"], type=Schedule, dec_hook=decode_scalar), job["anchor"])
     missed = missed_until(table, held_at, now, "skipped_paused")
     await note_missed(
         connection, [Missed(who.tenant_id, new_id(now), job_id, m.reason, m.count, m.last) for m in missed]
@@ -186,6 +197,6 @@ async def _open_job(connection: Connection, who: Identity, job_id: str, verb: st
 
 async def _retract(connection: Connection, who: Identity, job_id: str, trigger: Row | None) -> datetime | None:
     """Un-make what nobody holds; answers where the cursor belongs now."""
-    gone = await connection.fetchrow(SQL["retract"], who.tenant_id, job_id)
+    gone = await retract(connection, Key(who.tenant_id, job_id))
     cursor = trigger["next_fire_at"] if trigger is not None else None
-    return min((at for at in (gone["first"], cursor) if at is not None), default=None)
+    return min((at for at in (*gone[:1], cursor) if at is not None), default=None)

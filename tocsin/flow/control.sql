@@ -1,5 +1,6 @@
 -- :name lock_job
-select state, once, version, name, (spec -> 'schedule')::text as schedule, created_at, now() as now
+select state, once, version, name, (spec -> 'schedule')::text as schedule,
+       coalesce(anchored_at, created_at) as anchor, now() as now
   from jobs
  where tenant_id = $1 and id = $2
    for no key update
@@ -11,16 +12,6 @@ select next_fire_at, held_at from triggers where tenant_id = $1 and job_id = $2 
 update jobs
    set state = $3, updated_at = now(), ended_at = case when $3 in ('cancelled', 'completed') then now() end
  where tenant_id = $1 and id = $2 and state in ('active', 'paused')
-
--- :name retract
--- Occurrences that no worker holds are un-made; the cursor goes back to the first of them, under the trigger's lock.
-with gone as (
-    delete from runs r
-     where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule' and r.attempt = 0
-       and (r.state in ('staged', 'ready') or r.state = 'waiting')
-    returning r.scheduled_for
-)
-select min(scheduled_for) as first, count(*) as count from gone
 
 -- :name hold_trigger
 insert into triggers (tenant_id, job_id, next_fire_at, held_at) values ($1, $2, null, $3)

@@ -19,16 +19,13 @@ select h.run_id::text as id, h.tenant_id, h.job_id::text as job_id, j.name as jo
   from history h
   left join jobs j on j.tenant_id = h.tenant_id and j.id = h.job_id
 
--- :name get
-select * from (
+-- :name get_live
 -- :include live
- where r.tenant_id = $1 and r.id = any($2::uuid[])
-) live
-union all
-select * from (
+ where r.tenant_id = $1 and r.id = $2
+
+-- :name get_ended
 -- :include ended
- where h.tenant_id = $1 and h.run_id = any($2::uuid[]) and h.final
-) ended
+ where h.tenant_id = $1 and h.run_id = $2 and h.final
 
 -- :name list
 -- Newest id first over live and ended alike. Each side is cut at the limit before they are merged.

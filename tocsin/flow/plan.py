@@ -59,13 +59,15 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
 
 def _owed(row: Row, until: datetime) -> Planned:
     schedule = _schedule(row["schedule"])
-    table = timetable(schedule, row["created_at"])
+    table = timetable(schedule, row["anchor"])
     return misfire(schedule, table, row["next_fire_at"], row["now"], until)
 
 
 async def _advance(connection: Connection, planned: list[tuple[Row, Planned]]) -> set[str]:
-    moves = [(row["tenant_id"], row["job_id"], row["next_fire_at"], owed.cursor) for row, owed in planned]
-    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 4))}
+    moves = [
+        (row["tenant_id"], row["job_id"], row["next_fire_at"], owed.cursor, row["version"]) for row, owed in planned
+    ]
+    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 5))}
 
 
 async def _complete_missed(connection: Connection, kept: list[tuple[Row, Planned]]) -> None:

@@ -1,6 +1,7 @@
 -- :name due
 -- Cursors that fall due within the horizon. A row that another planner holds is its business.
-select t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version, j.created_at,
+select t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version,
+       coalesce(j.anchored_at, j.created_at) as anchor,
        (j.spec -> 'schedule')::text as schedule, now() as now
   from (select * from triggers t
          where t.next_fire_at <= now() + $1::interval
@@ -11,14 +12,18 @@ select t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version, j.creat
 
 -- :name advance
 -- Compare-and-set: an occurrence is materialised once, whoever plans and whatever their clocks.
--- The rows are locked by `due`, in this transaction.
+-- The rows are locked by `due`, in this transaction. An edit that committed between its snapshot and its lock has
+-- moved the cursor that it read, but not the schedule: the job's version tells, and the next turn plans the new one.
 update triggers t
    set next_fire_at = n.next
-  from unnest($1::int[], $2::uuid[], $3::timestamptz[], $4::timestamptz[]) as n(tenant_id, job_id, was, next)
+  from unnest($1::int[], $2::uuid[], $3::timestamptz[], $4::timestamptz[], $5::int[])
+       as n(tenant_id, job_id, was, next, version)
  cross join lateral (
         select f.ctid as place, f.next_fire_at from triggers f
          where f.tenant_id = n.tenant_id and f.job_id = n.job_id limit 1) f
- where f.next_fire_at = n.was and t.ctid = f.place
+ cross join lateral (
+        select j.version from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
+ where f.next_fire_at = n.was and j.version = n.version and t.ctid = f.place
 returning t.job_id::text as job_id
 
 -- :name complete_missed

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tocsin.errors import InvalidInput, NotSupported
@@ -25,6 +24,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # What would let a job document change which program runs, or pose as the worker.
 _ENV_REFUSED = re.compile(r"(LD_|DYLD_|TOCSIN_).*|PATH|IFS|PYTHONPATH|PYTHONHOME", re.ASCII)
 _DAY = 86_400.0
+_SECOND, _HOUR = Duration.parse("PT1S"), Duration.parse("PT1H")
 
 
 class _Part(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -42,7 +42,7 @@ class Misfire(_Part, frozen=True):
     """What becomes of occurrences that fell due while Tocsin was down."""
 
     policy: Literal["latest", "all", "skip"] = "latest"
-    window: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1H"))
+    window: Duration = _HOUR
     max: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
 
@@ -64,7 +64,7 @@ class Schedule(_Part, frozen=True):
     calendar: Name | None = None
     jitter: Duration | None = None
     dst: Dst = Dst()
-    misfire: Misfire = msgspec.field(default_factory=Misfire)
+    misfire: Misfire = Misfire()
 
     @property
     def kind(self) -> str:
@@ -115,8 +115,8 @@ class Retry(_Part, frozen=True):
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 4
     backoff: Literal["exponential", "linear", "fixed", "immediate"] = "exponential"
-    delay: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1S"))
-    max_delay: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1H"))
+    delay: Duration = _SECOND
+    max_delay: Duration = _HOUR
     multiplier: Annotated[float, Meta(ge=1, le=100)] = 2.0
     jitter: Literal["full", "none"] = "full"
     retry_on: Annotated[list[Line], Meta(max_length=100)] = []
@@ -132,10 +132,10 @@ class JobSpec(_Part, frozen=True):
     pool: Name = "default"
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
     resources: Resources = Resources()
-    placement: Placement = msgspec.field(default_factory=Placement)
-    timeout: Duration = msgspec.field(default_factory=lambda: Duration.parse("PT1H"))
+    placement: Placement = Placement()
+    timeout: Duration = _HOUR
     start_deadline: Duration | None = None
-    retry: Retry = msgspec.field(default_factory=Retry)
+    retry: Retry = Retry()
     overlap: Literal["skip", "queue", "queue_all", "allow", "replace"] = "skip"
     max_concurrency: Positive | None = None
     concurrency_key: Line | None = None
@@ -209,9 +209,11 @@ def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
             yield f"target.env.{key[:64]}", "is not a name that a job may set"
 
 
+_BLANK = JobSpec(target=ProcessTarget(command=["true"]))
+
+
 def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
-    blank = JobSpec(target=spec.target)
     for name in (
         "resources",
         "placement",
@@ -222,7 +224,7 @@ def _not_built(spec: JobSpec) -> Iterator[str]:
         "secrets",
         "notify",
     ):
-        if getattr(spec, name) != getattr(blank, name):
+        if getattr(spec, name) != getattr(_BLANK, name):
             yield name
     if spec.overlap == "replace":
         yield "overlap"

@@ -157,6 +157,7 @@ async def _serve(settings: Settings) -> int:
             timeout_graceful_shutdown=10,
             h11_max_incomplete_event_size=16_384,
             server_header=False,
+            proxy_headers=False,
         )
     )
     loop = asyncio.get_running_loop()

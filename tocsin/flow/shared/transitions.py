@@ -71,6 +71,11 @@ async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
     return await connection.fetch(SQL["stage"], *columns(runs, 8)) if runs else []
 
 
+async def retract(connection: Connection, job: Key) -> list[datetime]:
+    """staged | ready | waiting → never made: a job's occurrences that nobody holds. Lock the trigger first."""
+    return await connection.fetchval(SQL["retract"], *job)  # type: ignore[no-any-return]
+
+
 async def note_missed(connection: Connection, missed: Sequence[Missed]) -> None:
     """A counted history row for occurrences that get no run."""
     if missed:

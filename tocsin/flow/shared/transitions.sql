@@ -41,6 +41,16 @@ select j.tenant_id, n.id, j.id, j.version, j.lane_id,
     on conflict do nothing
 returning tenant_id, id::text as id, lane_id, state, ready_at, order_key
 
+-- :name retract
+-- Occurrences that no worker holds are un-made, under the trigger's lock; their instants, in order.
+with gone as (
+    delete from runs r
+     where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule' and r.attempt = 0
+       and r.state in ('staged', 'ready', 'waiting')
+    returning r.scheduled_for
+)
+select coalesce(array_agg(scheduled_for order by scheduled_for), '{}') as instants from gone
+
 -- :name note_missed
 -- Occurrences that get no run: one counted row with the reason, never silence.
 insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, reason, count, fence, trigger,

@@ -27,7 +27,7 @@ async def create_job(call: Call) -> Response:
     request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):
-        return _job_answer(catalog.new_document(call.who, stored.ids[0], spec, stored.at), 201)
+        return _job_answer(catalog.new_document(call.who, stored.ids[0], spec, request.spec_json, stored.at), 201)
     return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0]), 201, True)
 
 

@@ -1,0 +1,290 @@
+"""edit: give a job another document. A new version; what runs, retries or was asked for by hand keeps its own.
+
+Lock order: the job, its trigger, its limit, its runs by id.
+
+Occurrences that nobody holds belong to the new version. If the schedule owes the same instants as before, the same
+occurrences are made again, due or not, so that an edit loses none; otherwise the new schedule begins after now (or
+after the last occurrence that was claimed), and what the old one still owed by then is counted, not run.
+
+`max_concurrency`: whether a run is limited is copied into it when it is made, and stays. A limit that changes binds
+limited runs at once (a lower one lets what runs come to its end, a higher one releases waiting runs). A limit that is
+new binds the runs made from now on; those made before neither wait for it nor count. A limit that is taken away stays
+as a row without a bound, for the limited runs that are left are claimed through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tocsin.clock import iso
+from tocsin.errors import Conflict, InvalidInput, NotFound, PreconditionFailed
+from tocsin.flow.shared import audit
+from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.flow.shared.lanes import LaneBook, lane_key
+from tocsin.flow.shared.transitions import (
+    Hint,
+    Key,
+    Missed,
+    NewRun,
+    hints,
+    lock_limits,
+    note_missed,
+    release,
+    retract,
+    stage,
+)
+from tocsin.model.access import Identity
+from tocsin.model.ids import new_id, new_ids
+from tocsin.model.job import JobSpec, Misfire, Schedule, check
+from tocsin.model.schedule import check_schedule, describe, first_fire, missed_until, timetable
+from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.wire import decode_job_spec, encode
+
+SQL = Sql(__file__)
+NO_BOUND = 2**31 - 1
+Change = Callable[[bytes], JobSpec]  # the stored document → the one that is wanted
+
+
+class Edited(NamedTuple):
+    """Which job it was, the version it has now, and what became claimable."""
+
+    job_id: str
+    version: int
+    hints: list[Hint]
+
+
+class _Edit(NamedTuple):
+    """An edit under way: the job as it was, locked, and as it will be."""
+
+    connection: Connection
+    who: Identity
+    job: Row
+    old: JobSpec
+    new: JobSpec
+    horizon: timedelta
+
+    @property
+    def key(self) -> Key:
+        return Key(self.who.tenant_id, self.job["id"])
+
+    @property
+    def moves(self) -> bool:
+        """Whether the schedule owes other instants than before."""
+        return _instants(self.old.schedule) != _instants(self.new.schedule)
+
+
+async def edit(
+    db: Database,
+    lanes: LaneBook,
+    who: Identity,
+    job_id: str,
+    change: Change,
+    wish: Wish | None,
+    version: int | None,
+    horizon: timedelta,
+) -> Edited:
+    """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
+    async with db.tenant(who.tenant_id, "edit") as connection:
+        job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
+        await recall(connection, wish)  # behind the lock: a call with the same key may just have changed the job
+        if job is None:
+            raise NotFound("there is no such job")
+        if version is not None and job["version"] != version:
+            raise PreconditionFailed(f"the job is at version {job['version']}, not {version}")
+        if job["state"] not in ("active", "paused"):
+            raise Conflict(f"a job that is {job['state']} cannot be changed", code=f"job_{job['state']}")
+        done = await _change(connection, lanes, who, job, change, db.clock.now(), horizon)
+        await remember(connection, wish, 200, [job_id], done.version)
+    return done
+
+
+async def replace_named(
+    db: Database,
+    lanes: LaneBook,
+    who: Identity,
+    name: str,
+    spec: JobSpec,
+    wish: Wish | None,
+    version: int | None,
+    horizon: timedelta,
+) -> Edited | None:
+    """The same for the open job of a name; None if there is none. Raises `Replay` for a known key."""
+    async with db.tenant(who.tenant_id, "edit") as connection:
+        job = await connection.fetchrow(SQL["lock_named"], who.tenant_id, name)
+        await recall(connection, wish)
+        if version is not None and (job is None or job["version"] != version):
+            raise PreconditionFailed(f"there is no job {name!r} at version {version}")
+        if job is None:
+            return None
+        done = await _change(connection, lanes, who, job, lambda _: spec, db.clock.now(), horizon)
+        await remember(connection, wish, 200, [job["id"]], done.version)
+    return done
+
+
+async def _change(
+    connection: Connection,
+    lanes: LaneBook,
+    who: Identity,
+    job: Row,
+    change: Change,
+    now: datetime,
+    horizon: timedelta,
+) -> Edited:
+    stored = job["spec"].encode()
+    this = _Edit(connection, who, job, decode_job_spec(stored), change(stored), horizon)
+    check(this.new)
+    if this.new.schedule is not None and this.new.schedule != this.old.schedule:
+        check_schedule(this.new.schedule, now)  # one that stays may name a time that is past by now
+    text = encode(this.new).decode()
+    if await connection.fetchval(SQL["same"], encode(this.old).decode(), text):
+        return Edited(job["id"], job["version"], [])
+    lane = lane_key(this.new)
+    lane_id = (await lanes.intern([lane])).get(lane)
+    if lane_id is None:
+        raise InvalidInput.field("pool", "unknown_pool", f"there is no pool {this.new.pool!r}")
+    trigger = await connection.fetchrow(SQL["lock_trigger"], *this.key)
+    await lock_limits(connection, [this.key])
+    gone = await retract(connection, this.key)
+    clock = await connection.fetchrow(SQL["after"], *this.key)
+    if this.moves:
+        await _count_dropped(this, trigger, gone, clock["now"])
+    version = await _store(this, text, lane_id, clock["now"])
+    woken = await _limit(this)
+    woken += hints(await (_move(this, trigger, clock) if this.moves else _make_again(this, gone, clock["now"])))
+    await audit.record(connection, audit.entry(who, "job.edit", f"job:{job['id']}", version=version))
+    return Edited(job["id"], version, woken)
+
+
+async def _store(this: _Edit, text: str, lane_id: int, now: datetime) -> int:
+    spec, connection = this.new, this.connection
+    await connection.execute(SQL["keep_version"], *this.key)
+    try:
+        return await connection.fetchval(  # type: ignore[no-any-return]
+            SQL["set_job"],
+            *this.key,
+            text,
+            spec.name,
+            lane_id,
+            spec.once,
+            None if spec.once or spec.overlap == "allow" else spec.overlap,
+            spec.max_concurrency,
+            spec.retry.max_attempts,
+            spec.priority,
+            spec.start_deadline.delta if spec.start_deadline else None,
+            encode(spec.tags).decode() if spec.tags else None,
+            now if _anchor(this.old.schedule) != _anchor(spec.schedule) else None,
+        )
+    except Exception as error:
+        if getattr(error, "constraint_name", None) == "jobs_name":
+            raise Conflict(f"a job named {spec.name!r} exists already", code="name_taken") from error
+        raise
+
+
+async def _limit(this: _Edit) -> list[Hint]:
+    """Set the job's limit, under its lock; what it has room for now becomes claimable."""
+    was, limit = this.job["max_concurrency"], this.new.max_concurrency
+    if was == limit:
+        return []
+    await this.connection.execute(SQL["set_limit"], *this.key, NO_BOUND if limit is None else limit)
+    return hints(await release(this.connection, [this.key]))
+
+
+async def _make_again(this: _Edit, gone: list[datetime], now: datetime) -> list[Row]:
+    """The same occurrences for the new version; the cursor stays where it is."""
+    due = [at for at in gone if at <= now]
+    ids = new_ids(now, len(due)) + [new_id(at) for at in gone[len(due) :]]
+    runs = [NewRun(*this.key[:1], id_, this.key.id, "schedule", at) for id_, at in zip(ids, gone, strict=True)]
+    return await stage(this.connection, runs)
+
+
+async def _move(this: _Edit, trigger: Row | None, clock: Row) -> list[Row]:
+    """Let the new schedule begin; a paused job's is held where it begins."""
+    spec, now = this.new, clock["now"]
+    await this.connection.execute(SQL["no_longer_once"], *this.key)
+    anchor = now if _anchor(this.old.schedule) != _anchor(spec.schedule) else this.job["anchor"]
+    if spec.once:
+        first = first_fire(spec.schedule, now, anchor)
+        if this.job["state"] == "active" and first is not None and first <= now + this.horizon:
+            at = spec.schedule.at.at if spec.schedule is not None and spec.schedule.at is not None else first
+            await _set_trigger(this, trigger, None)
+            return await stage(
+                this.connection, [NewRun(this.key.tenant_id, new_id(first), this.key.id, "schedule", at)]
+            )
+    else:
+        first = timetable(spec.schedule, anchor).next_after(clock["after"])
+    await _set_trigger(this, trigger, first)
+    return []
+
+
+async def _set_trigger(this: _Edit, trigger: Row | None, at: datetime | None) -> None:
+    if trigger is not None or at is not None:
+        paused = this.job["state"] == "paused"
+        await this.connection.execute(SQL["set_trigger"], *this.key, None if paused else at, at if paused else None)
+
+
+async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime], now: datetime) -> None:
+    """What the old schedule owed by now and nobody took gets no run any more, and a row that says so."""
+    if this.old.once:
+        return  # it is put off, not dropped
+    due = [at for at in gone if at <= now]
+    missed = [Missed(this.key.tenant_id, new_id(now), this.key.id, "cancelled", len(due), due[-1])] if due else []
+    cursor = trigger["next_fire_at"] if trigger is not None else None
+    if cursor is not None and cursor <= now:
+        table = timetable(this.old.schedule, this.job["anchor"])
+        missed += [
+            Missed(this.key.tenant_id, new_id(now), this.key.id, m.reason, m.count, m.last)
+            for m in missed_until(table, cursor, now, "cancelled")
+        ]
+    held = trigger["held_at"] if trigger is not None else None
+    if held is not None and held <= now:
+        table = timetable(this.old.schedule, this.job["anchor"])
+        missed += [
+            Missed(this.key.tenant_id, new_id(now), this.key.id, m.reason, m.count, m.last)
+            for m in missed_until(table, held, now, "skipped_paused")
+        ]
+    await note_missed(this.connection, missed)
+
+
+def _instants(schedule: Schedule | None) -> Schedule | None:
+    """All of a schedule that says which instants it owes."""
+    return None if schedule is None else msgspec.structs.replace(schedule, misfire=Misfire())
+
+
+def _anchor(schedule: Schedule | None) -> object:
+    """All of a schedule that, changed, makes it count from now; the rest leaves it counting from where it did."""
+    return schedule and (schedule.kind, schedule.every, schedule.delay, schedule.starting_at)
+
+
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def versions(db: Database, who: Identity, job_id: str, before: int | None, limit: int) -> list[dict[str, Any]]:
+    """A job's documents, newest first; `replaced_at` is null for the present one."""
+    async with db.tenant(who.tenant_id, "edit") as connection:
+        rows = await connection.fetch(SQL["versions"], who.tenant_id, job_id, before, limit)
+    return [
+        {
+            "version": row["version"],
+            "spec": _document(row["spec"]),
+            "replaced_at": row["replaced_at"] and iso(row["replaced_at"]),
+        }
+        for row in rows
+    ]
+
+
+async def replaced(db: Database, who: Identity, ids: Sequence[str], version: int) -> dict[str, dict[str, Any]]:
+    """What these jobs were at `version`, of those that are not any more: what the replay of a call answers."""
+    async with db.tenant(who.tenant_id, "edit") as connection:
+        rows = await connection.fetch(SQL["replaced"], who.tenant_id, list(ids), version)
+    return {row["id"]: _document(row["spec"]) | {"version": version} for row in rows}
+
+
+def _document(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.json.decode(text)
+    if document.get("schedule") is not None:
+        document["schedule"]["description"] = describe(decode_job_spec(text).schedule)
+    return document
