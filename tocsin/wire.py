@@ -59,10 +59,21 @@ class Reason(_Body):
     running: Literal["stop", "leave"] = "stop"
 
 
-class DeadLetterIds(_Body):
-    """Which dead letters to redrive or discard."""
+class LetterFilter(_Body):
+    """Dead letters by what they have in common; an empty filter means all of them."""
 
-    ids: Annotated[list[str], Meta(min_length=1, max_length=5000)]
+    job: str | None = None
+    error_class: Annotated[str, Meta(max_length=256)] | None = None
+    tag: dict[str, str] | None = None
+
+
+class Letters(_Body):
+    """Which dead letters to redrive or discard: either `ids`, or the oldest that a `filter` names (5,000 a call).
+    `rate` spreads the new runs over time."""
+
+    ids: Annotated[list[str], Meta(min_length=1, max_length=5000)] | None = None
+    filter: LetterFilter | None = None
+    rate: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}/(s|min|h)(?!\n)$")] | None = None
 
 
 class NewTenant(_Body):

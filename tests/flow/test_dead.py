@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from tests.flow.kit import Scene, end_of
@@ -78,15 +80,13 @@ async def test_redrive_is_all_or_nothing(scene: Scene) -> None:
     unknown = "019a0000-0000-7000-8000-000000000000"
     for verb in ("redrive", "discard"):
         await scene.api.post(f"/v1/dead-letters/{verb}", {"ids": [letter, unknown]}, expect=404)
-        problem = await scene.api.post(f"/v1/dead-letters/{verb}", {"filter": {}}, expect=422)
-        assert problem["code"] == "not_supported"
     assert [x["id"] for x in (await scene.api.get("/v1/dead-letters"))["items"]] == [letter]
     assert await scene.value("select count(*) from runs") == 0
 
 
 async def test_discard_drops_the_letter_and_keeps_the_history(scene: Scene) -> None:
     letter = await die(scene, await scene.job(retry=ONE_TRY))
-    assert await scene.api.post("/v1/dead-letters/discard", {"ids": [letter]}) == {"discarded": 1}
+    assert await scene.api.post("/v1/dead-letters/discard", {"ids": [letter]}) == {"discarded": 1, "remaining": 0}
     assert (await scene.api.get("/v1/dead-letters"))["items"] == []
     assert (await scene.run(letter))["state"] == "dead"
 
@@ -105,3 +105,35 @@ async def test_any_ended_run_can_be_run_again_and_a_live_one_cannot(scene: Scene
     await scene.api.post(f"/v1/jobs/{job['id']}/pause")
     await scene.api.post(f"/v1/runs/{origin}/retry", expect=202)
     assert await scene.take() == [], "a run again on a paused job waits like any run by hand"
+
+
+async def test_redrive_by_filter_takes_the_oldest_that_match_and_spreads_them(scene: Scene) -> None:
+    flaky, other = await scene.job(retry=ONE_TRY, tags={"team": "a"}), await scene.job(retry=ONE_TRY)
+    mine = [await die(scene, flaky, "OSError", args={"n": n}) for n in range(4)]
+    kept = [await die(scene, flaky, "ValueError"), await die(scene, other, "OSError")]
+    asked = {"filter": {"job": flaky["id"], "error_class": "OSError", "tag": {"team": "a"}}, "rate": "60/min"}
+    headers = {"idempotency-key": "by-filter"}
+    done = await scene.api.post("/v1/dead-letters/redrive", asked, headers=headers)
+    assert done["remaining"] == 0 and len(done["items"]) == 4
+    assert await scene.api.post("/v1/dead-letters/redrive", asked, headers=headers) == done
+    runs = [await scene.run(item["id"]) for item in done["items"]]
+    assert [run["origin_run_id"] for run in runs] == mine
+    assert [run["state"] for run in runs] == ["ready", "staged", "staged", "staged"]
+    due = [datetime.fromisoformat(run["ready_at"]) for run in runs]
+    assert [round((b - a).total_seconds()) for a, b in pairwise(due)] == [1, 1, 1]
+    left = [letter["id"] for letter in (await scene.api.get("/v1/dead-letters"))["items"]]
+    assert sorted(left) == sorted(kept)
+
+
+async def test_discard_by_filter_and_what_cannot_be_asked_for(scene: Scene) -> None:
+    job = await scene.job(retry=ONE_TRY)
+    await die(scene, job, "OSError")
+    await die(scene, job, "ValueError")
+    done = await scene.api.post("/v1/dead-letters/discard", {"filter": {"error_class": "OSError"}})
+    assert done == {"discarded": 1, "remaining": 0}
+    for odd in ({}, {"ids": ["x"], "filter": {}}, {"filter": {}, "rate": "0/s"}, {"filter": {"jobs": "x"}}):
+        await scene.api.post("/v1/dead-letters/redrive", odd, expect=422)
+    await scene.api.post("/v1/dead-letters/discard", {"filter": {}, "rate": "1/s"}, expect=422)
+    await scene.api.post(f"/v1/jobs/{job['id']}/cancel")
+    assert (await scene.api.post("/v1/dead-letters/redrive", {"filter": {}}))["remaining"] == 1, "its job is cancelled"
+    assert (await scene.api.post("/v1/dead-letters/discard", {"filter": {}})) == {"discarded": 1, "remaining": 0}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from tocsin.model.ids import new_id, new_ids
 from tocsin.store.db import Connection, Database, Sql
 
 SQL = Sql(__file__)
+MOST_PER_CALL = 5000
 
 
 async def list_dead(
@@ -42,35 +43,84 @@ async def list_dead(
     ]
 
 
+class Chosen(NamedTuple):
+    """Which letters: those with these ids, all or nothing; or (without ids) the oldest that match."""
+
+    ids: Sequence[str] | None = None
+    job: str | None = None
+    error_class: str | None = None
+    tag: dict[str, str] | None = None
+
+    @property
+    def match(self) -> tuple[str | None, str | None, str | None]:
+        """The filter, as the statements take it."""
+        return self.job, self.error_class, msgspec.json.encode(self.tag).decode() if self.tag else None
+
+
+class Redriven(NamedTuple):
+    """The new runs, and how many letters that match are left (0 when ids were given)."""
+
+    ids: list[str]
+    remaining: int
+    hints: list[Hint]
+
+
 async def redrive(
-    db: Database, who: Identity, ids: Sequence[str], now: datetime, wish: Wish | None
-) -> tuple[list[str], list[Hint]]:
-    """Each letter becomes a new run with its args. All or nothing: a letter that is not there is an error."""
+    db: Database, who: Identity, chosen: Chosen, now: datetime, per_second: float | None, wish: Wish | None
+) -> Redriven:
+    """Each letter becomes a new run with its args; with a rate, one after the other from now on."""
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
-        letters = await _take(connection, who, ids)
+        letters = await _take(connection, who, chosen, cancelled_too=False)
         await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
         new = [
             NewRun(
-                who.tenant_id, id_, letter["job_id"], "redrive", now, letter["priority"], letter["args"], letter["id"]
+                who.tenant_id,
+                id_,
+                was["job_id"],
+                "redrive",
+                now + timedelta(seconds=i / per_second) if per_second and i else None,
+                was["priority"],
+                was["args"],
+                was["id"],
             )
-            for id_, letter in zip(new_ids(now, len(letters)), letters, strict=True)
+            for i, (id_, was) in enumerate(zip(new_ids(now, len(letters)), letters, strict=True))
         ]
         rows = await stage(connection, new)
-        await audit.record(connection, audit.entry(who, "dead.redrive", "dead-letters", ids=list(ids)))
+        left = await _remaining(connection, who, chosen)
+        await audit.record(connection, audit.entry(who, "dead.redrive", "dead-letters", **_told(chosen, letters)))
         made = [run.id for run in new]
         await remember(connection, wish, 200, made)
-    return made, hints(rows)
+    return Redriven(made, left, hints(rows))
 
 
-async def discard(db: Database, who: Identity, ids: Sequence[str], wish: Wish | None) -> int:
-    """The letters leave; their history stays."""
+async def discard(db: Database, who: Identity, chosen: Chosen, wish: Wish | None) -> tuple[int, int]:
+    """The letters leave, their history stays; answers how many, and how many that match are left."""
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
-        letters = await _take(connection, who, ids)
-        await audit.record(connection, audit.entry(who, "dead.discard", "dead-letters", ids=list(ids)))
-        await remember(connection, wish, 200, list(ids))
-    return len(letters)
+        letters = await _take(connection, who, chosen, cancelled_too=True)
+        left = await _remaining(connection, who, chosen)
+        await audit.record(connection, audit.entry(who, "dead.discard", "dead-letters", **_told(chosen, letters)))
+        await remember(connection, wish, 200, [letter["id"] for letter in letters])
+    return len(letters), left
+
+
+def _told(chosen: Chosen, letters: list[Any]) -> dict[str, Any]:
+    if chosen.ids is not None:
+        return {"ids": list(chosen.ids)}
+    return {"filter": {"job": chosen.job, "error_class": chosen.error_class, "tag": chosen.tag}, "count": len(letters)}
+
+
+async def remaining(db: Database, who: Identity, chosen: Chosen) -> int:
+    """How many letters that match are left now."""
+    async with db.tenant(who.tenant_id, "dead") as connection:
+        return await _remaining(connection, who, chosen)
+
+
+async def _remaining(connection: Connection, who: Identity, chosen: Chosen) -> int:
+    if chosen.ids is not None:
+        return 0
+    return await connection.fetchval(SQL["remaining"], who.tenant_id, *chosen.match)  # type: ignore[no-any-return]
 
 
 async def retry(db: Database, who: Identity, run_id: str, now: datetime, wish: Wish | None) -> tuple[str, list[Hint]]:
@@ -90,9 +140,13 @@ async def retry(db: Database, who: Identity, run_id: str, now: datetime, wish: W
     return new.id, hints(rows)
 
 
-async def _take(connection: Connection, who: Identity, ids: Sequence[str]) -> list[Any]:
-    letters = await connection.fetch(SQL["take"], who.tenant_id, list(ids))
-    missing = set(ids) - {letter["id"] for letter in letters}
+async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancelled_too: bool) -> list[Any]:
+    if chosen.ids is None:
+        return await connection.fetch(  # type: ignore[no-any-return]
+            SQL["take_matching"], who.tenant_id, *chosen.match, MOST_PER_CALL, cancelled_too
+        )
+    letters = await connection.fetch(SQL["take"], who.tenant_id, list(chosen.ids))
+    missing = set(chosen.ids) - {letter["id"] for letter in letters}
     if missing:
         raise NotFound(f"there is no dead letter {min(missing)}")
     return letters  # type: ignore[no-any-return]

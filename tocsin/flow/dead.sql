@@ -14,6 +14,31 @@ delete from dead_letters d
  where d.tenant_id = $1 and d.run_id = any($2::uuid[])
 returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args
 
+-- :name take_matching
+-- The oldest that match. What another call is taking is its own.
+with chosen as materialized (
+    select d.ctid as place
+      from dead_letters d
+     where d.tenant_id = $1 and ($2::uuid is null or d.job_id = $2) and ($3::text is null or d.error_class = $3)
+       and ($4::jsonb is null or d.tags @> $4)
+       and exists (select from jobs j where j.tenant_id = d.tenant_id and j.id = d.job_id
+                                        and ($6 or j.state <> 'cancelled'))
+     order by d.run_id
+     limit $5
+       for update skip locked
+)
+delete from dead_letters d
+ using chosen c
+ where d.ctid = c.place
+returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args
+
+-- :name remaining
+select count(*)
+  from (select from dead_letters d
+         where d.tenant_id = $1 and ($2::uuid is null or d.job_id = $2) and ($3::text is null or d.error_class = $3)
+           and ($4::jsonb is null or d.tags @> $4)
+         limit 100000) d
+
 -- :name hold_jobs
 select id::text as id, state from jobs where tenant_id = $1 and id = any($2::uuid[]) order by id for share
 

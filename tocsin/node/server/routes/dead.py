@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from tocsin.errors import NotFound, NotSupported
+from tocsin.errors import InvalidInput, NotFound
 from tocsin.flow import dead
+from tocsin.flow.dead import Chosen
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.ids import parse_id
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, page
 from tocsin.node.server.routes.table import REPLAYED, route
-from tocsin.wire import DeadLetterIds
+from tocsin.wire import Letters
 
-_dead_ids = msgspec.json.Decoder(DeadLetterIds).decode
+_letters = msgspec.json.Decoder(Letters).decode
 
 
 @route("GET", "/v1/dead-letters", "runs.read")
@@ -28,28 +29,49 @@ async def list_dead(call: Call) -> Response:
 
 @route("POST", "/v1/dead-letters/redrive", "runs.operate")
 async def redrive(call: Call) -> Response:
-    ids = _letter_ids(call)
+    body = call.decode(_letters)
+    chosen, now = _chosen(body), call.node.db.clock.now()
     try:
-        made, hints = await dead.redrive(call.node.db, call.who, ids, call.node.db.clock.now(), call.wish)
+        done = await dead.redrive(call.node.db, call.who, chosen, now, _per_second(body.rate), call.wish)
     except Replay as first:
-        return answer({"items": [{"id": id_} for id_ in first.ids]}, 200, REPLAYED)
-    call.node.tell(hints)
-    return answer({"items": [{"id": id_} for id_ in made]})
+        left = await dead.remaining(call.node.db, call.who, chosen)
+        return answer({"items": [{"id": id_} for id_ in first.ids], "remaining": left}, 200, REPLAYED)
+    call.node.tell(done.hints)
+    return answer({"items": [{"id": id_} for id_ in done.ids], "remaining": done.remaining})
 
 
 @route("POST", "/v1/dead-letters/discard", "runs.operate")
 async def discard(call: Call) -> Response:
-    ids = _letter_ids(call)
+    body = call.decode(_letters)
+    if body.rate is not None:
+        raise InvalidInput.field("rate", "invalid", "there is nothing to spread when letters are discarded")
+    chosen = _chosen(body)
     try:
-        return answer({"discarded": await dead.discard(call.node.db, call.who, ids, call.wish)})
+        count, left = await dead.discard(call.node.db, call.who, chosen, call.wish)
     except Replay as first:
-        return answer({"discarded": len(first.ids)}, 200, REPLAYED)
+        left = await dead.remaining(call.node.db, call.who, chosen)
+        return answer({"discarded": len(first.ids), "remaining": left}, 200, REPLAYED)
+    return answer({"discarded": count, "remaining": left})
 
 
-def _letter_ids(call: Call) -> list[str]:
-    if b'"filter"' in call.body:
-        raise NotSupported("redrive and discard by filter are not supported yet: give ids")
-    ids = [parse_id(id_) for id_ in call.decode(_dead_ids).ids]
-    if None in ids:
+def _chosen(body: Letters) -> Chosen:
+    if (body.ids is None) == (body.filter is None):
+        raise InvalidInput("give either ids or a filter", code="invalid_input")
+    if body.filter is not None:
+        job = None if body.filter.job is None else _id(body.filter.job)
+        return Chosen(None, job, body.filter.error_class, body.filter.tag)
+    return Chosen([_id(id_) for id_ in body.ids or []])
+
+
+def _id(text: str) -> str:
+    found = parse_id(text)
+    if found is None:
         raise NotFound("there is nothing with this id")
-    return [id_ for id_ in ids if id_ is not None]
+    return found
+
+
+def _per_second(rate: str | None) -> float | None:
+    if rate is None:
+        return None
+    count, _, unit = rate.partition("/")
+    return int(count) / {"s": 1, "min": 60, "h": 3600}[unit]
