@@ -83,8 +83,8 @@ async def test_the_cursor_moves_by_compare_and_set_only(scene: Scene) -> None:
     was = await cursor(scene, job)
     assert was is not None
     tenant = await scene.value("select tenant_id from jobs where id = $1", job["id"])
-    stale = [(tenant, job["id"], was - MINUTE, was + MINUTE)]
-    assert await scene.db.fetch("engine", SQL["advance"], *columns(stale, 4)) == []
+    stale = [(tenant, job["id"], was - MINUTE, was + MINUTE, 1), (tenant, job["id"], was, was + MINUTE, 2)]
+    assert await scene.db.fetch("engine", SQL["advance"], *columns(stale, 5)) == []
     assert await cursor(scene, job) == was
 
 

@@ -141,7 +141,6 @@ def test_the_reader_sees_the_statements_that_matter() -> None:
         "claim.sql:promote",
         "report.sql:finish",
         "report.sql:give_back",
-        "control.sql:retract",
         "control.sql:cancel_runs",
         "control.sql:waiting_paused",
         "sweep.sql:keep",
@@ -149,6 +148,7 @@ def test_the_reader_sees_the_statements_that_matter() -> None:
         "transitions.sql:stage",
         "transitions.sql:end_unheld",
         "transitions.sql:release",
+        "transitions.sql:retract",
     }
 
 
@@ -208,7 +208,7 @@ def test_every_legal_move_is_made_somewhere() -> None:
 
 
 def test_only_retraction_unmakes_a_run() -> None:
-    assert {w.where for w in ALL if "unmade" in w.targets} == {"flow/control.sql:retract (gone)"}
+    assert {w.where for w in ALL if "unmade" in w.targets} == {"flow/shared/transitions.sql:retract (gone)"}
 
 
 def test_nothing_but_the_steps_writes_runs() -> None:

@@ -16,11 +16,7 @@ def _not_yet(method: str, path: str, permission: str) -> None:
 
 
 for _method, _path, _permission in (
-    ("PUT", "/v1/jobs/by-name/{name}", "jobs.write"),
-    ("POST", "/v1/jobs/batch", "jobs.write"),
-    ("PATCH", "/v1/jobs/{id}", "jobs.write"),
     ("POST", "/v1/jobs/{id}/backfill", "jobs.operate"),
-    ("GET", "/v1/jobs/{id}/versions", "jobs.read"),
     ("GET", "/v1/jobs/{id}/occurrences", "jobs.read"),
     ("POST", "/v1/schedules/preview", "jobs.read"),
     ("GET", "/v1/runs/{id}/explain", "runs.read"),

@@ -1,0 +1,168 @@
+"""Jobs changed, replaced by name, or made many at once; and what they were before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+from starlette.responses import Response
+
+from tocsin.errors import BadRequest, Conflict, InvalidInput, PreconditionFailed
+from tocsin.flow import catalog, edit
+from tocsin.flow.edit import Edited
+from tocsin.flow.shared.idempotency import Replay
+from tocsin.flow.submit import job_request
+from tocsin.model.job import NAME, JobSpec
+from tocsin.node.server.http import Call, answer, decode_json, limit_of, number_of, page
+from tocsin.node.server.routes.table import REPLAYED, route
+from tocsin.wire import decode_job_spec, encode
+
+_patch = msgspec.json.Decoder(dict[str, Any]).decode
+READ_ONLY = {
+    *("id", "tenant", "version", "state", "created_at", "updated_at", "next_run_at", "estimated_start_at"),
+    *("last_run", "stats"),
+}
+
+
+@route("PATCH", "/v1/jobs/{id}", "jobs.write")
+async def change_job(call: Call) -> Response:
+    patch = call.decode(_patch)
+    wrong = [_refused(path) for path in _unknown(patch, JobSpec)]
+    if wrong:
+        raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)
+
+    def change(stored: bytes) -> JobSpec:
+        return decode_json(decode_job_spec, encode(merged(msgspec.json.decode(stored), patch)))
+
+    node = call.node
+    try:
+        done = await edit.edit(node.db, node.lanes, call.who, call.id(), change, call.wish, call.version, node.horizon)
+    except Replay as replay:
+        return await _again(call, replay)
+    return await _changed(call, done)
+
+
+@route("PUT", "/v1/jobs/by-name/{name}", "jobs.write")
+async def put_job(call: Call) -> Response:
+    name = call.request.path_params["name"]
+    if not re.fullmatch(NAME, name):
+        raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
+    spec = call.decode(decode_job_spec)
+    if spec.name not in (None, name):
+        raise InvalidInput.field("name", "invalid", f"is not {name!r}, as the path says; leave it out")
+    spec = msgspec.structs.replace(spec, name=name)
+    only_new = call.request.headers.get("if-none-match") == "*"
+    must_be = "if-match" in call.request.headers
+    try:
+        for _ in range(5):
+            done = await _put(call, spec, name, only_new, must_be)
+            if done is not None:
+                return done
+    except Replay as replay:
+        return await _again(call, replay)
+    raise Conflict(f"others made and ended jobs named {name!r} all the while", code="name_taken")
+
+
+async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bool) -> Response | None:
+    """Replace the job of this name, or make it; None if somebody else made it at the same moment."""
+    node = call.node
+    if not only_new:
+        done = await edit.replace_named(
+            node.db, node.lanes, call.who, name, spec, call.wish, call.version, node.horizon
+        )
+        if done is not None:
+            return await _changed(call, done)
+        if must_be:
+            raise PreconditionFailed(f"there is no job named {name!r}")
+    try:
+        stored = await node.submit_job(job_request(call.who, spec, call.wish, node.db.clock.now()))
+    except Conflict as conflict:
+        if conflict.code != "name_taken":
+            raise
+        if only_new:
+            raise PreconditionFailed(f"there is a job named {name!r} already") from None
+        return None
+    if isinstance(stored, Replay):
+        raise stored
+    return _answer(await catalog.get_job(node.db, call.who, stored.ids[0]), 201)
+
+
+async def _changed(call: Call, done: Edited) -> Response:
+    call.node.tell(done.hints)
+    return _answer(await catalog.get_job(call.node.db, call.who, done.job_id))
+
+
+async def _again(call: Call, replay: Replay) -> Response:
+    [job] = await documents_again(call, replay)
+    return _answer(job, replay.status, REPLAYED)
+
+
+async def documents_again(call: Call, replay: Replay) -> list[dict[str, Any]]:
+    """What a call answered, at the version it answered; state and times are those of today."""
+    jobs = await catalog.get_jobs(call.node.db, call.who, replay.ids)
+    behind = [job["id"] for job in jobs if replay.version not in (None, job["version"])]
+    then = await edit.replaced(call.node.db, call.who, behind, replay.version or 1) if behind else {}
+    return [job | then.get(job["id"], {}) for job in jobs]
+
+
+def _answer(job: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return answer(job, status, {"etag": f'"{job["version"]}"'} | (headers or {}))
+
+
+@route("GET", "/v1/jobs/{id}/versions", "jobs.read")
+async def list_versions(call: Call) -> Response:
+    query = call.query("limit", "cursor")
+    limit = limit_of(query)
+    try:
+        before = number_of(query, "cursor")
+    except BadRequest:
+        raise BadRequest("this cursor is not one of ours", code="invalid_cursor") from None
+    found = await edit.versions(call.node.db, call.who, call.id(), before, limit + 1)
+    if not found:
+        await catalog.get_job(call.node.db, call.who, call.id())
+    return answer(page(found, limit, "version"))
+
+
+# ── merge patch ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386: objects are merged, null takes away, anything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    out = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = merged(out.get(key), value)
+    return out
+
+
+def _unknown(patch: dict[str, Any], *kinds: type) -> Iterator[str]:
+    """Paths that a job does not have. The decoder refuses those with a value; a null would pass unseen."""
+    known = {field.encode_name: field.type for kind in kinds for field in msgspec.structs.fields(kind)}
+    tags = {kind.__struct_config__.tag_field for kind in kinds}  # type: ignore[attr-defined]
+    for key, value in patch.items():
+        if key not in known and key not in tags:
+            yield key
+        elif isinstance(value, dict) and (parts := _parts(known.get(key))):
+            yield from (f"{key}.{path}" for path in _unknown(value, *parts))
+
+
+def _parts(kind: Any) -> list[type]:
+    """The structs that a field may hold."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [part for inner in get_args(kind) for part in _parts(inner)]
+
+
+def _refused(path: str) -> dict[str, str]:
+    read_only = path in READ_ONLY or path == "schedule.description"
+    return {
+        "path": path[:300],
+        "code": "read_only" if read_only else "invalid",
+        "message": "is told by the server and cannot be set" if read_only else "is no field of a job",
+    }
