@@ -14,6 +14,7 @@
     │   ├── InvalidInput      422  readable, but not acceptable; names each field
     │   │   └── NotSupported       named by the contract, not built yet
     │   ├── TooManyRequests   429
+    │   ├── HeadersTooLarge   431
     │   ├── Unavailable       503
     │   │   ├── OutcomeUnknown     the connection died around COMMIT
     │   │   └── Contention         deadlock, lock or time limit; nothing happened, try again
@@ -126,6 +127,10 @@ class NotSupported(InvalidInput):
 
 class TooManyRequests(ApiProblem):
     status, title, default_code = 429, "Too many requests", "too_many_requests"
+
+
+class HeadersTooLarge(ApiProblem):
+    status, title, default_code = 431, "Request header fields too large", "headers_too_large"
 
 
 class Unavailable(ApiProblem):

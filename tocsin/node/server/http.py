@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from tocsin.errors import (
     ApiProblem,
     BadRequest,
     Forbidden,
+    HeadersTooLarge,
     InvalidInput,
     NotFound,
     NotSupported,
@@ -34,6 +35,7 @@ from tocsin.model.access import Identity, allowed
 from tocsin.model.ids import parse_id
 from tocsin.model.job import PLANNED_TARGETS
 from tocsin.model.scalars import Instant
+from tocsin.model.strict import refuse_odd
 from tocsin.telemetry import get_logger
 from tocsin.wire import encode
 
@@ -47,8 +49,10 @@ Handler = Callable[["Call"], Awaitable[Response]]
 CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
-# The escape of U+0000, which PostgreSQL stores nowhere; an escaped backslash before the letters is none.
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_BLANK = b" \t\r\n"
+_MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
+_MOST_HEADERS, _MOST_HEADER_BYTES = 100, 16_384
+_SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
 _PLANNED_FIELDS = {
@@ -73,6 +77,8 @@ class Authenticator:
             raise Unauthorized("give one header `Authorization: Bearer <key>`", headers={"www-authenticate": "Bearer"})
         who = await self._known_or_found(key)
         if slug := request.headers.get("tocsin-tenant"):
+            if not _SLUG.fullmatch(slug):
+                raise NotFound("there is no such tenant")
             who = await keys.act_for(self._node.db, who, slug)
         return who
 
@@ -140,30 +146,41 @@ class Call:
 
     def query(self, *names: str) -> dict[str, str]:
         """Query parameters; one that the route does not know is refused, never ignored."""
-        given = dict(self.request.query_params)
-        for name in given.keys() - set(names):
-            raise BadRequest(f"unknown query parameter {name!r}", code="unknown_parameter")
-        if any("\0" in value for value in given.values()):
-            raise BadRequest("the character U+0000 is found nowhere", code="nul_character")
-        return {k: v for k, v in given.items() if v != ""}
+        check_query(self.request, names)
+        return {k: v for k, v in self.request.query_params.items() if v != ""}
 
 
 def decode_json(decoder: Callable[[bytes], T], body: bytes) -> T:
     """Decode strictly, and say what is wrong where."""
-    if _NUL.search(body):
-        raise InvalidInput("the character U+0000 cannot be stored", code="nul_character")
+    if body.lstrip(_BLANK)[:1] != b"{":
+        raise BadRequest("the body is not a JSON object", code="malformed_json")
     try:
-        return decoder(body)
+        found = decoder(body)
+        refuse_odd(body)
+        return found
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), body) from None
+        wrong = error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="malformed_json") from None
+    _refuse_broken(body)
+    raise _invalid(str(wrong), body)
+
+
+def _refuse_broken(body: bytes) -> None:
+    """What has a wrong field may be no JSON behind it, or odd; that comes first."""
+    try:
+        msgspec.json.decode(body)
+        refuse_odd(body)
+    except msgspec.ValidationError:
+        return  # a number out of range, which the wrong field may be
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}", code="malformed_json") from None
 
 
 def _invalid(message: str, body: bytes) -> ApiProblem:
     found = _PATH.search(message)
-    path = found.group("path").lstrip(".") if found else ""
-    text = _PATH.sub("", message)
+    path = found.group("path").lstrip(".")[:_MOST_TEXT] if found else ""
+    text = _PATH.sub("", message)[:_MOST_TEXT]
     unknown = _UNKNOWN_FIELD.search(text)
     if unknown is not None and unknown["name"] in _PLANNED_FIELDS:
         path = ".".join(filter(None, (path, unknown["name"])))
@@ -177,6 +194,18 @@ def _invalid(message: str, body: bytes) -> ApiProblem:
             errors=[{"path": path, "code": "not_supported", "message": "not supported yet"}],
         )
     return InvalidInput(f"{path or 'body'}: {text}", errors=[{"path": path, "code": "invalid", "message": text}])
+
+
+def check_query(request: Request, names: Collection[str]) -> None:
+    """Refuse parameters that are not among `names`, stand twice, or hold what no text in the database does."""
+    given = request.query_params.multi_items()
+    for name, value in given:
+        if name not in names:
+            raise BadRequest(f"unknown query parameter {name[:64]!r}", code="unknown_parameter")
+        if "\0" in value:
+            raise BadRequest("the character U+0000 is found nowhere", code="nul_character")
+    if len(given) > len({name for name, _ in given}):
+        raise BadRequest("a query parameter stands twice", code="duplicate_parameter")
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -256,9 +285,9 @@ def tag_of(query: dict[str, str]) -> dict[str, str] | None:
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body, refused as soon as it is known to be too large."""
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise TooLarge(f"a body has at most {most} bytes here")
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("send the body without content-encoding")
     parts, size = [], 0
     async for part in request.stream():
@@ -269,18 +298,31 @@ async def read_body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
+def refuse_many_headers(request: Request) -> None:
+    """The server under us reads headers without end; we look at so many."""
+    headers = request.scope["headers"]
+    if len(headers) > _MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > _MOST_HEADER_BYTES:
+        raise HeadersTooLarge(f"a request has at most {_MOST_HEADERS} headers of {_MOST_HEADER_BYTES} bytes together")
+
+
 def endpoint(
-    node: Node, permission: str, handler: Handler, body_limit: int
+    node: Node, permission: str, handler: Handler, body_limit: int, parameters: Collection[str] | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler: authenticate, authorise, read the body, answer errors as problems."""
+    """Wrap a handler: authenticate, authorise, read the body, answer errors as problems.
+
+    `parameters`: the query parameters it knows (None: it looks itself).
+    """
 
     async def serve(request: Request) -> Response:
         try:
             if "key" in request.query_params or "access_token" in request.query_params:
                 raise BadRequest("a key never goes into a URL", code="key_in_url")
+            refuse_many_headers(request)
             who = await node.authenticator.identify(request)
             if not allowed(who.role, permission):
                 raise Forbidden(f"a key with role {who.role} may not do this")
+            if parameters is not None and request.scope["query_string"]:
+                check_query(request, parameters)
             call = Call(node, request, who, await read_body(request, body_limit))
             reply = await handler(call)
         except ApiProblem as error:

@@ -1,0 +1,363 @@
+"""The OpenAPI 3.1 document, made of the types that decode the bodies, and the page that shows it.
+
+`OPERATIONS` has a row for each route that is built; `tests/surface` fails when one is missing. A route's
+query parameters stand here, and nowhere else, for the check that refuses all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import _json_schema as json_schema
+
+import tocsin
+from tocsin.model.access import PERMISSIONS
+from tocsin.model.job import JobSpec, RunRequest
+from tocsin.model.scalars import Duration, Instant, encode_scalar
+from tocsin.node.server.replies import (
+    Attempt,
+    DeadLetter,
+    Discarded,
+    Job,
+    JobBatch,
+    Jobs,
+    Key,
+    ListedTenant,
+    Logs,
+    LogsStored,
+    MadeRunBatch,
+    NewKeyReply,
+    Page,
+    Problem,
+    Redriven,
+    Run,
+    Tenant,
+    Version,
+    Worker,
+)
+from tocsin.wire import (
+    Claim,
+    ClaimAnswer,
+    Letters,
+    LogShipment,
+    NewKey,
+    NewTenant,
+    Nothing,
+    Reason,
+    Register,
+    Registered,
+    Report,
+    ReportAnswer,
+    RunBatch,
+)
+
+Patch = dict[str, Any]
+_REF = "#/components/schemas/{name}"
+_PAGED = ("limit", "cursor")
+_RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to")
+
+# What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
+_ALWAYS = (400, 401, 403, 404, 422, 431, 503)
+_WITH_BODY = (413, 415)
+
+
+class Operation(NamedTuple):
+    """One route as the document tells it. `body` may be left out if `optional`; `keyed`: takes `Idempotency-Key`;
+    `versioned`: takes `If-Match`; `problems`: what it may answer beside `_ALWAYS`."""
+
+    summary: str
+    reply: Any = None
+    status: int = 200
+    body: Any = None
+    optional: bool = False
+    query: tuple[str, ...] = ()
+    keyed: bool = False
+    versioned: bool = False
+    problems: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()  # other statuses of success, with the same reply
+
+
+def _control(summary: str, reply: Any, versioned: bool = True) -> Operation:
+    return Operation(summary, reply, body=Reason, optional=True, keyed=True, versioned=versioned, problems=(409,))
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/jobs"): Operation("Create a job", Job, 201, JobSpec, keyed=True, problems=(409, 429)),
+    ("GET", "/v1/jobs"): Operation("List jobs", Page[Job], query=("state", "tag", "q", "pool", *_PAGED)),
+    ("POST", "/v1/jobs/batch"): Operation(
+        "Create many jobs, all or none", Jobs, 201, JobBatch, keyed=True, problems=(409, 429)
+    ),
+    ("PUT", "/v1/jobs/by-name/{name}"): Operation(
+        "Create the job of this name, or replace it; the same document makes no new version",
+        *(Job, 200, JobSpec),
+        also=(201,),
+        keyed=True,
+        versioned=True,
+        problems=(409, 429),
+    ),
+    ("GET", "/v1/jobs/{id}"): Operation("Read a job", Job),
+    ("PATCH", "/v1/jobs/{id}"): Operation(
+        "Change a job (JSON merge patch): a new version; running runs keep theirs",
+        *(Job, 200, Patch),
+        keyed=True,
+        versioned=True,
+        problems=(409,),
+    ),
+    ("GET", "/v1/jobs/{id}/versions"): Operation("List the versions of a job", Page[Version], query=_PAGED),
+    ("DELETE", "/v1/jobs/{id}"): Operation(
+        "Delete a job: cancels it, keeps its history", Job, keyed=True, versioned=True, problems=(409,)
+    ),
+    ("POST", "/v1/jobs/{id}/cancel"): _control("Cancel a job, and stop its runs unless told to leave them", Job),
+    ("POST", "/v1/jobs/{id}/pause"): _control("Pause a job", Job),
+    ("POST", "/v1/jobs/{id}/resume"): _control("Resume a paused job", Job),
+    ("POST", "/v1/jobs/{id}/runs"): Operation(
+        "Run a job now, or at a given time", Run, 202, RunRequest, optional=True, keyed=True, problems=(409, 429)
+    ),
+    ("POST", "/v1/jobs/{id}/runs/batch"): Operation(
+        "Make many runs of a job, all or none", MadeRunBatch, 202, RunBatch, keyed=True, problems=(409, 429)
+    ),
+    ("GET", "/v1/jobs/{id}/runs"): Operation("List the runs of a job", Page[Run], query=(*_RUN_FILTERS, *_PAGED)),
+    ("GET", "/v1/runs"): Operation("List runs, live and ended", Page[Run], query=("job", *_RUN_FILTERS, *_PAGED)),
+    ("GET", "/v1/runs/{id}"): Operation("Read a run", Run),
+    ("GET", "/v1/runs/{id}/attempts"): Operation("Read the attempts of a run, oldest first", Page[Attempt]),
+    ("POST", "/v1/runs/{id}/cancel"): _control("Cancel a run", Run, versioned=False),
+    ("POST", "/v1/runs/{id}/retry"): Operation(
+        "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409,)
+    ),
+    ("GET", "/v1/runs/{id}/logs"): Operation(
+        "Read the log of a run", Logs, query=("attempt", "stream", "after", "limit")
+    ),
+    ("GET", "/v1/dead-letters"): Operation(
+        "List dead letters", Page[DeadLetter], query=("job", "error_class", *_PAGED)
+    ),
+    ("POST", "/v1/dead-letters/redrive"): Operation(
+        "Make a new run of each dead letter", Redriven, body=Letters, keyed=True, problems=(409,)
+    ),
+    ("POST", "/v1/dead-letters/discard"): Operation(
+        "Discard dead letters; their history stays", Discarded, body=Letters, keyed=True, problems=(409,)
+    ),
+    ("GET", "/v1/workers"): Operation("List workers", Page[Worker], query=_PAGED),
+    ("GET", "/v1/workers/{id}"): Operation("Read a worker", Worker),
+    ("POST", "/v1/workers/{id}/drain"): Operation("Let a worker finish what it has and leave", Worker),
+    ("POST", "/v1/tenants"): Operation("Create a tenant", Tenant, 201, NewTenant, keyed=True, problems=(409,)),
+    ("GET", "/v1/tenants"): Operation("List tenants", Page[ListedTenant], query=_PAGED),
+    ("POST", "/v1/keys"): Operation("Create a key", NewKeyReply, 201, NewKey, keyed=True, problems=(409,)),
+    ("GET", "/v1/keys"): Operation("List keys", Page[Key], query=_PAGED),
+    ("DELETE", "/v1/keys/{id}"): Operation("Revoke a key", None, 204),
+    ("POST", "/v1/worker/register"): Operation("Register a worker", Registered, body=Register),
+    ("POST", "/v1/worker/{id}/claim"): Operation(
+        "Wait for runs and take them", ClaimAnswer, body=Claim, problems=(409,)
+    ),
+    ("POST", "/v1/worker/{id}/report"): Operation(
+        "Heartbeat, results and hand-backs, and the server's orders", ReportAnswer, body=Report, problems=(409,)
+    ),
+    ("POST", "/v1/worker/{id}/logs"): Operation("Ship log lines", LogsStored, body=LogShipment, problems=(409,)),
+}
+
+_STRING: dict[str, Any] = {"type": "string", "maxLength": 1024}
+_UUID: dict[str, Any] = {"type": "string", "format": "uuid"}
+_NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,128}$"}
+_QUERY: dict[str, tuple[str, dict[str, Any]]] = {
+    "limit": ("how many at most", {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}),
+    "cursor": ("`next_cursor` of the page before", _STRING),
+    "state": ("only those in this state", _STRING),
+    "outcome": ("only those whose last attempt ended so", _STRING),
+    "error_class": ("only those with this class of error", _STRING),
+    "tag": ("only those with this tag, written `key:value`", {**_STRING, "examples": ["team:portfolio"]}),
+    "q": ("only those whose name holds this text", _STRING),
+    "pool": ("only those of this pool", _STRING),
+    "job": ("only those of this job, by its id", _UUID),
+    "worker": ("only those that this worker holds or held, by its id", _UUID),
+    "from": ("only those made at this time or later", {"type": "string", "format": "date-time"}),
+    "to": ("only those made before this time", {"type": "string", "format": "date-time"}),
+    "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
+    "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
+    "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),
+}
+_TITLES = {
+    400: "The request cannot be read",
+    401: "No key, or one that is not known",
+    403: "The key's role may not do this",
+    404: "There is no such thing here",
+    409: "It stands against what is there",
+    412: "It is not at the version that If-Match names",
+    413: "The body is too large",
+    415: "The body has another type or encoding",
+    422: "Readable, but not acceptable; `errors` names each field",
+    429: "Too many; Retry-After says when",
+    431: "Too many or too large headers",
+    503: "Not now; try again with the same Idempotency-Key",
+}
+_EXAMPLES: dict[Any, Any] = {
+    JobSpec: {
+        "name": "nightly-report",
+        "schedule": {"cron": "0 9 * * MON-FRI", "timezone": "America/New_York"},
+        "target": {"kind": "process", "command": ["python3", "-c", "print('hi')"]},
+        "timeout": "PT5M",
+        "tags": {"team": "portfolio"},
+    },
+    JobBatch: {
+        "jobs": [
+            {"name": name, "target": {"kind": "process", "command": ["echo", name]}, "schedule": {"every": "PT5M"}}
+            for name in ("extract", "load")
+        ]
+    },
+    Patch: {"priority": 900, "description": None},
+    RunRequest: {"args": {"day": "2026-12-01"}, "priority": 900},
+    RunBatch: {"runs": [{"args": {"day": "2026-12-01"}}, {"args": {"day": "2026-12-02"}}]},
+    Reason: {"reason": "the report is wrong"},
+    Nothing: {},
+    Letters: {"ids": ["019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071"]},
+    NewTenant: {"slug": "acme", "weight": 2},
+    NewKey: {"role": "editor", "name": "deploy"},
+    Register: {"name": "eu-1", "pool": "default", "slots": 8, "targets": ["process"]},
+    Claim: {"slots": 8, "last_claim": 0, "wait": 20},
+    Report: {
+        "last_claim": 7,
+        "running": [["019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071", 12]],
+        "finished": [
+            {"run_id": "019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6072", "attempt": 1, "fence": 13, "outcome": "succeeded"}
+        ],
+    },
+    LogShipment: {
+        "chunks": [
+            {
+                "run_id": "019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071",
+                "attempt": 1,
+                "fence": 12,
+                "offset": 0,
+                "lines": [[1796115600.0, "stdout", "info", "hi"]],
+            }
+        ]
+    },
+}
+
+
+def document(routes: list[tuple[str, str, str, Any]]) -> dict[str, Any]:
+    """The whole document, of those of `routes` that are built."""
+    types = sorted({t for op in OPERATIONS.values() for t in (op.body, op.reply) if t is not None} | {Problem}, key=str)
+    refs, schemas = _schemas(types)
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, permission, handler in routes:
+        op = OPERATIONS.get((method, path))
+        if op is not None and handler.__name__ != "not_yet":
+            paths.setdefault(path, {})[method.lower()] = _operation(path, permission, handler.__name__, op, refs)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tocsin",
+            "version": tocsin.__version__,
+            "summary": "Cron as a service: a durable, multi-tenant, distributed job scheduler on PostgreSQL.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": _portable(schemas),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "an API key"}},
+            "responses": {str(status): _problem(title, refs[Problem]) for status, title in _TITLES.items()},
+        },
+    }
+
+
+def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """A reference for each type, and the schemas they lead to. msgspec writes defaults down without asking a hook,
+    and ours are durations: for this moment it gets one that asks."""
+    maker: Any = json_schema
+    plain = maker.to_builtins
+    maker.to_builtins = functools.partial(plain, enc_hook=encode_scalar)
+    try:
+        made, schemas = msgspec.json.schema_components(types, schema_hook=_scalar, ref_template=_REF)
+    finally:
+        maker.to_builtins = plain
+    return dict(zip(types, made, strict=True)), schemas
+
+
+def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"description": "Done"}
+    if op.reply is not None:
+        done["content"] = {"application/json": {"schema": refs[op.reply]}}
+    done["headers"] = dict(_reply_headers(op))
+    problems = (*_ALWAYS, *op.problems, *(_WITH_BODY), *((412,) if op.versioned else ()))
+    out: dict[str, Any] = {
+        "operationId": name,
+        "summary": op.summary,
+        "description": f"Least role: {PERMISSIONS[permission]}.",
+        "tags": [path.split("/")[2]],
+        "parameters": list(_parameters(path, op)),
+        "responses": {str(status): done for status in (op.status, *op.also)}
+        | {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(problems)},
+    }
+    if op.body is not None:
+        content = {"schema": refs[op.body], "example": _EXAMPLES[op.body]}
+        kinds = ("application/json", "application/merge-patch+json")[: 2 if op.body is Patch else 1]
+        out["requestBody"] = {"required": not op.optional, "content": dict.fromkeys(kinds, content)}
+    return out
+
+
+def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"\{(\w+)\}", path):
+        yield {"name": name, "in": "path", "required": True, "schema": _UUID if name == "id" else _NAME}
+    for name in op.query:
+        text, schema = _QUERY[name]
+        yield {"name": name, "in": "query", "description": text, "schema": schema}
+    if op.keyed:
+        yield {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "description": "a repeat with the same key answers the first reply; kept for 24 hours at least",
+            "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+        }
+    if op.versioned:
+        yield {
+            "name": "If-Match",
+            "in": "header",
+            "description": "the ETag of the version that the caller has seen",
+            "schema": {"type": "string", "pattern": '^"[0-9]{1,9}"$'},
+        }
+
+
+def _reply_headers(op: Operation) -> Iterator[tuple[str, Any]]:
+    if op.reply is Job:
+        yield "ETag", {"description": "the version", "schema": {"type": "string"}}
+    if op.keyed:
+        yield "Idempotent-Replayed", {"description": "`true` on a repeat", "schema": {"type": "string"}}
+
+
+def _problem(title: str, ref: Any) -> dict[str, Any]:
+    return {"description": title, "content": {"application/problem+json": {"schema": ref}}}
+
+
+def _scalar(kind: type) -> dict[str, Any]:
+    if kind is Instant:
+        return {
+            "type": "string",
+            "format": "date-time",
+            "description": "RFC 3339 with an offset; answered in UTC",
+            "examples": ["2026-12-01T09:00:00.000000Z"],
+        }
+    if kind is Duration:
+        iso = r"P([0-9]+W)?([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]{1,6})?S)?)?"
+        short = r"([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]{1,6})?s)?([0-9]+ms)?"
+        return {
+            "type": "string",
+            "pattern": f"^({iso}|{short})$",
+            "minLength": 2,
+            "maxLength": 40,
+            "description": "ISO-8601, answered so; short forms such as 1h30m are read, too",
+            "examples": ["PT5M"],
+        }
+    raise NotImplementedError(kind)
+
+
+def _portable(value: Any) -> Any:
+    """Patterns as JSON Schema means them: there, `$` is the very end, as `(?!\\n)$` is in Python."""
+    if isinstance(value, dict):
+        return {k: v.replace("(?!\\n)", "") if k == "pattern" else _portable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(v) for v in value]
+    return value

@@ -1,0 +1,260 @@
+"""What the API answers, as types: from them the schemas of the replies are made, and the tests hold replies to them.
+
+A reply may have more fields than these, never less.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from msgspec import Meta, Struct
+
+from tocsin.model.access import Role
+from tocsin.model.job import JobSpec, Schedule
+from tocsin.model.scalars import Instant
+from tocsin.wire import RunError
+
+T = TypeVar("T")
+Id = Annotated[str, Meta(description="UUIDv7", extra_json_schema={"format": "uuid"})]
+JobState = Literal["active", "paused", "cancelled", "completed"]
+FinalState = Literal["succeeded", "dead", "cancelled", "expired", "skipped"]
+LiveState = Literal["staged", "ready", "waiting", "running", "stopping"]
+RunState = LiveState | FinalState
+Outcome = Literal["succeeded", "failed", "timeout", "lost", "cancelled"]
+Trigger = Literal["schedule", "manual", "api", "dependency", "backfill", "retry", "redrive"]
+
+
+class Reply(Struct, kw_only=True):
+    pass
+
+
+class Page(Reply, Generic[T]):
+    """One page of a list, newest first; `next_cursor` is the next call's `cursor`, null on the last page."""
+
+    items: list[T]
+    next_cursor: str | None
+
+
+class FieldError(Reply):
+    path: str
+    code: str
+    message: str
+
+
+class Problem(Reply):
+    """Why not (RFC 9457). `status` and `code` are stable; `detail` is for people and may change."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[FieldError] | None = None
+
+
+class LastRun(Reply):
+    id: Id
+    state: FinalState
+    finished_at: Instant
+
+
+class JobSchedule(Schedule, kw_only=True, frozen=True, forbid_unknown_fields=False):
+    """A schedule, and what it means in plain words."""
+
+    description: str
+
+
+class Job(JobSpec, kw_only=True, frozen=True, forbid_unknown_fields=False):
+    """The document as it was given, every default filled in, and what became of it."""
+
+    schedule: JobSchedule | None = None
+    id: Id
+    tenant: str
+    version: int
+    state: JobState
+    created_at: Instant
+    updated_at: Instant
+    next_run_at: Instant | None
+    estimated_start_at: Instant | None
+    last_run: LastRun | None
+
+
+class Jobs(Reply):
+    """The new jobs, in the order they were given."""
+
+    items: list[Job]
+
+
+class JobBatch(Reply, forbid_unknown_fields=True):
+    """Many jobs at once, all or none."""
+
+    jobs: Annotated[list[JobSpec], Meta(min_length=1, max_length=1000)]
+
+
+class Version(Reply):
+    """What a job was from some time on."""
+
+    version: int
+
+
+class Run(Reply):
+    """One occurrence of a job, or one asked for by hand."""
+
+    id: Id
+    job_id: Id
+    job_name: str | None
+    job_version: int | None
+    state: RunState
+    outcome: Outcome | None
+    reason: str | None
+    count: int | None
+    blocked_by: str | None
+    attempt: int
+    failures: int
+    losses: int
+    max_attempts: int | None
+    fence: int
+    priority: int
+    scheduled_for: Instant | None
+    ready_at: Instant | None
+    logical_at: Instant | None
+    started_at: Instant | None
+    finished_at: Instant | None
+    duration_ms: float | None
+    start_lag_ms: float | None
+    worker: str | None
+    exit_code: int | None
+    error: RunError | None
+    args: Any
+    result: Any
+    usage: Any
+    tags: dict[str, str]
+    trigger: Trigger
+    origin_run_id: Id | None
+    workflow_run_id: Id | None
+    logs_url: str
+
+
+class Attempt(Reply):
+    """One try at a run. The one under way has no outcome yet."""
+
+    attempt: int
+    fence: int
+    outcome: Outcome | None
+    started_at: Instant | None
+    finished_at: Instant | None
+    duration_ms: float | None
+    worker: str | None
+    exit_code: int | None
+    error: RunError | None
+    result: Any
+    usage: Any
+
+
+class LogText(Reply):
+    """A line; `seq` counts from 1 within the attempt."""
+
+    seq: int
+    ts: Instant
+    stream: str
+    level: str
+    text: str
+
+
+class Logs(Reply):
+    """Lines, oldest first; `next_after` is the next call's `after`, null if there are no more now."""
+
+    items: list[LogText]
+    next_after: int | None
+
+
+class LogsStored(Reply):
+    stored: Literal[True]
+
+
+class MadeRun(Reply):
+    id: Id
+
+
+class MadeRuns(Reply):
+    """The new runs, in the order they were asked for."""
+
+    items: list[MadeRun]
+
+
+class MadeRunBatch(MadeRuns):
+    ids: list[Id]
+
+
+class Redriven(MadeRuns):
+    """The new runs, and how many letters the filter still names."""
+
+    remaining: int
+
+
+class Discarded(Reply):
+    discarded: int
+    remaining: int
+
+
+class DeadLetter(Reply):
+    """A run that failed for good, kept until somebody redrives or discards it."""
+
+    id: Id
+    run_id: Id
+    job_id: Id
+    job_name: str | None
+    job_version: int | None
+    died_at: Instant
+    error: RunError | None
+    args: Any
+    tags: dict[str, str]
+
+
+class Worker(Reply):
+    """A process that runs jobs. `running` counts the caller's tenant's runs (a platform key sees all)."""
+
+    id: Id
+    name: str
+    pool: str
+    state: Literal["live", "draining", "gone"]
+    slots: int
+    running: int
+    labels: dict[str, str]
+    targets: list[str]
+    functions: list[str]
+    version: str
+    lease_until: Instant
+    registered_at: Instant
+    gone_at: Instant | None
+
+
+class Tenant(Reply):
+    slug: str
+    weight: int
+
+
+class ListedTenant(Tenant):
+    id: int
+    created_at: Instant
+
+
+class Key(Reply):
+    """A key, without what opens the door."""
+
+    id: Id
+    role: Role
+    name: str
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None
+
+
+class NewKeyReply(Reply):
+    """The only answer that ever shows the key (a repeat with the same Idempotency-Key does not)."""
+
+    id: Id
+    role: Role
+    name: str
+    tenant: str
+    key: str | None
