@@ -11,7 +11,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test check format bench lock clean
+.PHONY: help install up demo test check format bench lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ install: $(VENV)/.dev ## Make .venv with everything development needs
 
 up: $(VENV)/.runtime ## Run the whole of Tocsin on this machine (ARGS="--workers 2")
 	@exec $(RUN) -m tocsin up $(ARGS)
+
+demo: $(VENV)/.runtime ## Show jobs of each kind run for twenty seconds; leaves nothing behind (ARGS="--seconds 60")
+	@exec $(RUN) -m tocsin demo $(ARGS)
 
 test: $(VENV)/.dev ## Run the tests (ARGS="tests/store -k orphan")
 	$(RUN) -m pytest -n 2 $(ARGS)

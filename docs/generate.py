@@ -14,6 +14,7 @@ import typer
 
 from tocsin import errors, settings
 from tocsin.cli.main import app
+from tocsin.cli.shared import EXIT_CODES
 from tocsin.model.access import PERMISSIONS
 from tocsin.model.states import FINAL, LIVE, RUN_MOVES
 from tocsin.node.server import routes, worker_routes
@@ -147,9 +148,9 @@ def cli_page() -> str:
     root: Any = typer.main.get_command(app)
     parts = [
         f"{NOTE}# The command line\n\n{root.help}\n\n"
-        "Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot "
-        "be reached, 130 interrupted. Without `TOCSIN_URL` and `TOCSIN_KEY` the server and key of `credentials.toml` "
-        "in the home are used.\n\nOptions before the command:\n\n" + _parameters(root)
+        f"{EXIT_CODES} Tables and colour only at a terminal; no colour if `NO_COLOR` is set.\n\n"
+        "Without `TOCSIN_URL` and `TOCSIN_KEY` the server and key of `credentials.toml` in the home are used.\n\n"
+        "Options before the command:\n\n" + _parameters(root)
     ]
     parts += [_command(name, command) for name, command in commands(root)]
     return "\n".join(parts)

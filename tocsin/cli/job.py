@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from tocsin.cli import jobspec
-from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list
+from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_ids, print_list
 from tocsin.cli.shared import (
     DEFAULT_LIMIT,
+    Ids,
     JobRef,
     Json,
     Limit,
@@ -56,7 +57,7 @@ COLUMNS = [
     Column("STATE", lambda job: job["state"]),
     Column("SCHEDULE", schedule_words),
     Column("NEXT RUN", lambda job: relative(job.get("next_run_at"), now())),
-    Column("LAST RUN", _last_run),
+    Column("LAST RUN", _last_run, state=True),
 ]
 
 
@@ -115,6 +116,7 @@ def create(
     tag: Annotated[list[str] | None, typer.Option(help="A tag.", metavar="NAME=VALUE")] = None,
     description: Annotated[str | None, typer.Option(help="For people.")] = None,
     file: Annotated[str | None, typer.Option(help="A job document in JSON; - reads standard input.")] = None,
+    ids: Ids = False,
     as_json: Json = False,
 ) -> None:
     """Create a job. Without a schedule it runs now, once."""
@@ -135,7 +137,10 @@ def create(
     )
     with connect() as client:
         job = client.create_job(jobspec.choose(file, flags))
-    print_document(job, _fields, as_json)
+    if ids and not as_json:
+        print_ids([job])
+    else:
+        print_document(job, _fields, as_json)
 
 
 @app.command("list")
@@ -145,12 +150,13 @@ def list_(
     q: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
     pool: Annotated[str | None, typer.Option(help="Jobs of this pool.")] = None,
     limit: Limit = DEFAULT_LIMIT,
+    ids: Ids = False,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
     with connect() as client:
         found = client.list_jobs(state=state, tag=tag_filter(tag), q=q, pool=pool, limit=page_size(limit))
-        print_list(found, COLUMNS, limit=limit, as_json=as_json)
+        print_list(found, COLUMNS, limit=limit, as_json=as_json, ids=ids)
 
 
 @app.command()
@@ -205,10 +211,12 @@ def run(
     args: Annotated[str | None, typer.Option(help="Arguments of the run, a JSON object.", metavar="JSON")] = None,
     at: Annotated[str | None, typer.Option(help="Not now, but at this instant.")] = None,
     priority: Annotated[int | None, typer.Option(help="Instead of the job's.")] = None,
+    ids: Ids = False,
     as_json: Json = False,
 ) -> None:
     """Ask for a run of a job."""
     given = json_object(args, "--args")
     with connect() as client:
         answer = client.run_job(find_job_id(client, job), given, at=at, priority=priority)
-    print_done(answer, f"run {answer['id']} {answer.get('state', '')}; tocsin run logs -f {answer['id']}", as_json)
+    told = f"run {answer['id']} {answer.get('state', '')}; tocsin run logs -f {answer['id']}"
+    print_done(answer, told, as_json, ids)

@@ -1,8 +1,5 @@
 """The command line. Commands import what they need when they run, so that `tocsin --help` is immediate; for the
 same reason their modules have no `from __future__ import annotations`: typer would evaluate each string at every start.
-
-Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot be
-reached, 130 interrupted.
 """
 
 from typing import Annotated
@@ -10,18 +7,19 @@ from typing import Annotated
 import typer
 
 from tocsin import __version__
-from tocsin.cli import dead, fleet, job, key, run, serve, tenant
-from tocsin.cli.shared import Root, act_for
+from tocsin.cli import dead, fleet, job, key, run, serve, tenant, tools
+from tocsin.cli.shared import EXIT_CODES, Root, act_for
 
 app = typer.Typer(
     cls=Root,
     help="Cron as a service: jobs at the right instant, on a pool of workers, with every run on record.",
+    epilog=f"{EXIT_CODES} Colour only at a terminal, and not if NO_COLOR is set.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (serve.up, serve.server, serve.worker, serve.migrate):
+for command in (serve.up, serve.server, serve.worker, serve.migrate, tools.doctor, tools.demo, tools.completion):
     app.command()(command)
 for room in (job, run, dead, fleet, tenant, key):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])

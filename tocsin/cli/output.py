@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tocsin.cli.text import json_safe, plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Document = dict[str, Any]
 Fields = Iterable[tuple[str, str]]
@@ -35,16 +38,21 @@ _COLOURS = {
     "completed": "dim",
     "skipped": "dim",
     "gone": "dim",
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "red",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, what stands in it, and whether it may be cut off where the terminal is narrow."""
+    """A column: its title and what stands in it. `whole`: never cut off where the terminal is narrow;
+    `state`: begins with a state, which gives the colour."""
 
     title: str
     cell: Callable[[Document], object]
     whole: bool = False
+    state: bool = False
 
     def text(self, item: Document) -> str:
         value = self.cell(item)
@@ -72,22 +80,35 @@ def print_document(document: Document, fields: Callable[[Document], Fields], as_
         typer.echo(f"{name:<{width}}  {value}")
 
 
-def print_done(document: Document, sentence: str, as_json: bool) -> None:
-    """What a command did: the server's answer for machines, a sentence for people."""
+def print_done(document: Document, sentence: str, as_json: bool, ids: bool = False) -> None:
+    """What a command did: the server's answer for machines, its id for pipes, a sentence for people."""
     if as_json:
         print_json(document)
+    elif ids:
+        print_ids([document])
     else:
         typer.echo(plain(sentence))
 
 
-def print_list(found: Iterator[Document], columns: Sequence[Column], *, limit: int, as_json: bool) -> None:
+def print_ids(items: Iterable[Document]) -> None:
+    """Ids alone, one a line, for other commands to take."""
+    for item in items:
+        typer.echo(plain(item["id"]))
+
+
+def print_list(
+    found: Iterator[Document], columns: Sequence[Column], *, limit: int, as_json: bool, ids: bool = False
+) -> None:
     """At most `limit` things (0: all), and whether there are more."""
     items = list(found if limit == 0 else islice(found, limit))
     more = limit != 0 and next(found, None) is not None
     if as_json:
         print_json({"items": items, "more": more})
         return
-    print_table(items, columns)
+    if ids:
+        print_ids(items)
+    else:
+        print_table(items, columns)
     if more:
         typer.echo(f"the first {limit}; more with --limit, all with --limit 0", err=True)
 
@@ -98,7 +119,9 @@ def print_table(items: Sequence[Document], columns: Sequence[Column]) -> None:
     if not sys.stdout.isatty():
         _print_plain([[column.title for column in columns], *rows])
     elif rows:
-        _print_rich(columns, rows)
+        from rich.console import Console
+
+        Console(highlight=False).print(rich_table(columns, rows))
     else:
         typer.echo("none", err=True)
 
@@ -110,16 +133,22 @@ def _print_plain(rows: list[list[str]]) -> None:
         typer.echo(line.rstrip())
 
 
-def _print_rich(columns: Sequence[Column], rows: list[list[str]]) -> None:
-    from rich.console import Console
+def rich_table(columns: Sequence[Column], rows: list[list[str]]) -> Table:
+    """A table for a terminal, in colour."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        widest = max(len(row[number]) for row in rows) if column.whole else None
+        widest = max((len(row[number]) for row in rows), default=0) if column.whole else None
         table.add_column(column.title, no_wrap=True, overflow="ellipsis", min_width=widest)
     for row in rows:
         # Text, not str: a server's "[red]" is a word, not markup.
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-    Console(highlight=False).print(table)
+        cells = zip(columns, row, strict=True)
+        table.add_row(*(Text(cell, style=colour(cell.split(" ")[0] if c.state else cell)) for c, cell in cells))
+    return table
+
+
+def colour(word: str) -> str:
+    """The colour of a state; none for any other word."""
+    return _COLOURS.get(word, "")

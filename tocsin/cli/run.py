@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from tocsin.cli.output import (
 )
 from tocsin.cli.shared import (
     DEFAULT_LIMIT,
+    Ids,
     Json,
     Limit,
     Reason,
@@ -107,23 +109,39 @@ def list_(
     tag: Annotated[str | None, typer.Option(help="Runs with this tag.", metavar="NAME=VALUE")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="Not before this instant.")] = None,
     to: Annotated[str | None, typer.Option(help="Before this instant.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing what changes, until Ctrl-C; with --json line by line.")
+    ] = False,
     limit: Limit = DEFAULT_LIMIT,
+    ids: Ids = False,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
     with connect() as client:
-        found = client.list_runs(
-            job=None if job is None else find_job_id(client, job),
-            state=state,
-            outcome=outcome,
-            error_class=error_class,
-            worker=worker,
-            tag=tag_filter(tag),
-            from_=from_,
-            to=to,
-            limit=page_size(limit),
-        )
-        print_list(found, COLUMNS, limit=limit, as_json=as_json)
+        job_id = None if job is None else find_job_id(client, job)
+
+        def find(most: int) -> Iterator[Document]:
+            return client.list_runs(
+                job=job_id,
+                state=state,
+                outcome=outcome,
+                error_class=error_class,
+                worker=worker,
+                tag=tag_filter(tag),
+                from_=from_,
+                to=to,
+                limit=most,
+            )
+
+        def read(most: int) -> Sequence[Document]:
+            return list(islice(find(min(most, 500)), most))
+
+        if watch:
+            from tocsin.cli.live import watch as go_on
+
+            go_on(read, COLUMNS, limit=limit, as_json=as_json)
+        else:
+            print_list(find(page_size(limit)), COLUMNS, limit=limit, as_json=as_json, ids=ids)
 
 
 @app.command()
@@ -206,8 +224,8 @@ def cancel(run: RunId, reason: Reason = "", as_json: Json = False) -> None:
 
 
 @app.command()
-def retry(run: RunId, as_json: Json = False) -> None:
+def retry(run: RunId, ids: Ids = False, as_json: Json = False) -> None:
     """Run it again, as a new run."""
     with connect() as client:
         answer = client.retry_run(run)
-    print_done(answer, f"run {answer['id']} {answer.get('state', '')}, again of {run}", as_json)
+    print_done(answer, f"run {answer['id']} {answer.get('state', '')}, again of {run}", as_json, ids)

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from tocsin.client.sync import Client
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text for people.")]
+Ids = Annotated[bool, typer.Option("--ids", help="Print ids only, one a line, for other commands.")]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many at most; 0: all.", metavar="N")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.", metavar="TEXT")]
 JobRef = Annotated[str, typer.Argument(help="The job's id or name.", metavar="JOB", show_default=False)]
 RunId = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN", show_default=False)]
 DEFAULT_LIMIT = 50
 
-REFUSED, UNREACHABLE = 1, 3  # exit codes; usage errors are 2, an interrupt is 130
+REFUSED, UNREACHABLE = 1, 3
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot be "
+    "reached, 130 interrupted."
+)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
 
@@ -40,6 +45,11 @@ def connect() -> Client:
     from tocsin.client.sync import Client
 
     return Client(tenant=_tenant.get())
+
+
+def tenant() -> str | None:
+    """The tenant this command acts for, if another than the key's own."""
+    return _tenant.get()
 
 
 def noun(help: str) -> typer.Typer:

@@ -1,0 +1,85 @@
+"""Lists that go on: drawn again in place at a terminal, one line per change in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tocsin.cli.output import Column, Document, print_json, rich_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WATCH_SECONDS = 1.0
+_ROWS_BESIDE = 3  # the head, the line below, and the one the cursor is left on
+
+Fetch = Callable[[int], Sequence[Document]]
+
+
+class Changes:
+    """Tells what is new or changed between one reading of a list and the next; rows by their `id`, oldest first."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._widths = [len(column.title) for column in columns]
+        self._begun = False
+
+    def of(self, items: Sequence[Document]) -> list[Document]:
+        """What was not there before, or had another state or attempt."""
+        now = {str(item["id"]): (item.get("state"), item.get("attempt")) for item in items}
+        found = [item for item in reversed(items) if self._seen.get(str(item["id"])) != now[str(item["id"])]]
+        # Those that left the list may come back into it, when a filter or the limit lets them; they are no news then.
+        self._seen |= now
+        while len(self._seen) > 20_000:
+            del self._seen[next(iter(self._seen))]
+        return found
+
+    def print(self, items: Sequence[Document], *, as_json: bool) -> None:
+        """One line for each change."""
+        found = self.of(items)
+        if as_json:
+            for item in found:
+                print_json(item, indent=None)
+            return
+        rows = [[column.text(item) for column in self._columns] for item in found]
+        if not self._begun:
+            rows.insert(0, [column.title for column in self._columns])
+            self._begun = True
+        for row in rows:
+            self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
+        for row in rows:
+            padded = (f"{cell:<{width}}" for cell, width in zip(row, self._widths, strict=True))
+            typer.echo("  ".join(padded).rstrip())
+        sys.stdout.flush()
+
+
+def watch(fetch: Fetch, columns: Sequence[Column], *, limit: int, as_json: bool) -> None:
+    """Show a list until Ctrl-C. `fetch` answers at most so many of its items, newest first."""
+    if as_json or not sys.stdout.isatty():
+        changes = Changes(columns)
+        while True:
+            changes.print(fetch(limit or 500), as_json=as_json)
+            time.sleep(WATCH_SECONDS)
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as screen:
+        while True:
+            room = max(1, console.height - _ROWS_BESIDE)
+            screen.update(picture(fetch(min(limit or room, room)), columns), refresh=True)
+            time.sleep(WATCH_SECONDS)
+
+
+def picture(items: Sequence[Document], columns: Sequence[Column]) -> RenderableType:
+    """The list as it is now, with the time and how to leave."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = [[column.text(item) for column in columns] for item in items]
+    return Group(rich_table(columns, rows), Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C ends", style="dim"))
