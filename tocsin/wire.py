@@ -48,6 +48,22 @@ class RunBatch(_Body):
 decode_run_batch = msgspec.json.Decoder(RunBatch, dec_hook=decode_scalar).decode
 
 
+class JobBatch(_Body):
+    """Jobs to be stored all or none."""
+
+    jobs: Annotated[list[JobSpec], Meta(min_length=1, max_length=1000)]
+
+
+class RawJobBatch(_Body):
+    """The same before anybody looked into the jobs: to tell which one is wrong."""
+
+    jobs: list[msgspec.Raw]
+
+
+decode_job_batch = msgspec.json.Decoder(JobBatch, dec_hook=decode_scalar).decode
+decode_raw_job_batch = msgspec.json.Decoder(RawJobBatch).decode
+
+
 class Nothing(_Body):
     """A body that says nothing, yet."""
 

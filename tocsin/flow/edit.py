@@ -89,6 +89,7 @@ async def edit(
 ) -> Edited:
     """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
+        await recall(connection, wish)
         job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
         await recall(connection, wish)  # behind the lock: a call with the same key may just have changed the job
         if job is None:
@@ -114,6 +115,7 @@ async def replace_named(
 ) -> Edited | None:
     """The same for the open job of a name; None if there is none. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
+        await recall(connection, wish)
         job = await connection.fetchrow(SQL["lock_named"], who.tenant_id, name)
         await recall(connection, wish)
         if version is not None and (job is None or job["version"] != version):
@@ -140,7 +142,9 @@ async def _change(
     if this.new.schedule is not None and this.new.schedule != this.old.schedule:
         check_schedule(this.new.schedule, now)  # one that stays may name a time that is past by now
     text = encode(this.new).decode()
-    if await connection.fetchval(SQL["same"], encode(this.old).decode(), text):
+    # Both as if read from the database: the default 0 of a number is read as 0.0, which is another text.
+    again = encode(decode_job_spec(text)).decode()
+    if await connection.fetchval(SQL["same"], encode(this.old).decode(), again):
         return Edited(job["id"], job["version"], [])
     lane = lane_key(this.new)
     lane_id = (await lanes.intern([lane])).get(lane)

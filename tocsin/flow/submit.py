@@ -273,3 +273,50 @@ def _nominal(spec: JobSpec, first: datetime) -> datetime | None:
     if spec.schedule is None:
         return None
     return spec.schedule.at.at if spec.schedule.at is not None else first
+
+
+# ── batches of jobs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def submit_batch(
+    db: Database, lanes: LaneBook, requests: Sequence[JobRequest], wish: Wish | None, horizon: timedelta
+) -> tuple[Stored | Replay, list[Hint]]:
+    """Store all of one caller's jobs or none, in one transaction; raises why none. One audit row, one key."""
+    who = requests[0].who
+    lane_of = await lanes.intern({lane_key(r.spec) for r in requests})
+    for i, request in enumerate(requests):
+        if lane_key(request.spec) not in lane_of:
+            raise InvalidInput.field(f"jobs[{i}].pool", "unknown_pool", f"there is no pool {request.spec.pool!r}")
+    _refuse_twins(requests)
+    now = db.clock.now()
+    ids = new_ids(now, len(requests))
+    jobs = list(zip(ids, requests, strict=True))
+    async with db.transaction("submit") as connection:
+        known = await _replays(connection, {0: (wish, 201, ids)})
+        if isinstance(answer := known.get(0), Replay):
+            return answer, []
+        if isinstance(answer, ApiProblem):
+            raise answer
+        stored = await _store_jobs(connection, jobs, lane_of, now)
+        for i, (id_, request) in enumerate(jobs):
+            if id_ not in stored:
+                raise _taken_at(i, request.spec)
+        staged = await _give_first_fires(connection, jobs, now, horizon)
+        await audit.record(connection, audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids))
+    SUBMITTED.inc(len(jobs))
+    return Stored(ids, now), staged
+
+
+def _refuse_twins(requests: Sequence[JobRequest]) -> None:
+    names: set[str] = set()
+    for i, request in enumerate(requests):
+        if request.spec.name in names:
+            raise _taken_at(i, request.spec)
+        if request.spec.name is not None:
+            names.add(request.spec.name)
+
+
+def _taken_at(i: int, spec: JobSpec) -> Conflict:
+    problem = _name_taken(spec)
+    problem.errors = [{"path": f"jobs[{i}].name", "code": problem.code, "message": problem.detail}]
+    return problem

@@ -14,11 +14,11 @@ from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions
 from tocsin.flow.control import Stop
-from tocsin.flow.shared.idempotency import Replay
+from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
-from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_jobs, submit_runs
+from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.gateway import Gateway
 from tocsin.node.group import GroupCommit
@@ -109,6 +109,12 @@ class Node:
     async def submit_runs(self, request: RunsRequest) -> Stored | Replay:
         """Make runs; raises why not."""
         return _or_raise(await self._runs.add(request))
+
+    async def submit_batch(self, requests: Sequence[JobRequest], wish: Wish | None) -> Stored | Replay:
+        """Store all jobs or none; raises why none."""
+        answer, hints = await submit_batch(self.db, self.lanes, requests, wish, self.horizon)
+        self.tell(hints)
+        return answer
 
     async def _commit_jobs(self, requests: Sequence[JobRequest]) -> list[Answer]:
         answers, hints = await submit_jobs(self.db, self.lanes, requests, self.horizon)

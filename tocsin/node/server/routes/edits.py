@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -9,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 from starlette.responses import Response
 
-from tocsin.errors import BadRequest, Conflict, InvalidInput, PreconditionFailed
+from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, PreconditionFailed
 from tocsin.flow import catalog, edit
 from tocsin.flow.edit import Edited
 from tocsin.flow.shared.idempotency import Replay
@@ -17,9 +19,10 @@ from tocsin.flow.submit import job_request
 from tocsin.model.job import NAME, JobSpec
 from tocsin.node.server.http import Call, answer, decode_json, limit_of, number_of, page
 from tocsin.node.server.routes.table import REPLAYED, route
-from tocsin.wire import decode_job_spec, encode
+from tocsin.wire import decode_job_batch, decode_job_spec, decode_raw_job_batch, encode
 
 _patch = msgspec.json.Decoder(dict[str, Any]).decode
+MOST_JOBS = 1000  # of a batch, as `wire.JobBatch` says
 READ_ONLY = {
     *("id", "tenant", "version", "state", "created_at", "updated_at", "next_run_at", "estimated_start_at"),
     *("last_run", "stats"),
@@ -123,6 +126,52 @@ async def list_versions(call: Call) -> Response:
     if not found:
         await catalog.get_job(call.node.db, call.who, call.id())
     return answer(page(found, limit, "version"))
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@route("POST", "/v1/jobs/batch", "jobs.write")
+async def create_jobs(call: Call) -> Response:
+    now = call.node.db.clock.now()
+    requests = []
+    for i, spec in enumerate(_batch(call)):
+        try:
+            requests.append(job_request(call.who, spec, None, now))
+        except ApiProblem as problem:
+            raise _at(i, problem) from None
+        if i % 100 == 99:
+            await asyncio.sleep(0)  # others want an answer, too
+    stored = await call.node.submit_batch(requests, call.wish)
+    if isinstance(stored, Replay):
+        return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)
+    items = [
+        catalog.new_document(call.who, id_, request.spec, request.spec_json, stored.at)
+        for id_, request in zip(stored.ids, requests, strict=True)
+    ]
+    return answer({"items": items}, 201)
+
+
+def _batch(call: Call) -> list[JobSpec]:
+    try:
+        return call.decode(decode_job_batch).jobs
+    except InvalidInput as problem:
+        # The decoder does not say which of the jobs it was.
+        with contextlib.suppress(msgspec.MsgspecError):
+            for i, raw in enumerate(decode_raw_job_batch(call.body).jobs[:MOST_JOBS]):
+                try:
+                    decode_json(decode_job_spec, bytes(raw))
+                except ApiProblem as found:
+                    raise _at(i, found) from None
+        raise problem
+
+
+def _at(i: int, problem: ApiProblem) -> ApiProblem:
+    """The same problem, saying which job of the batch has it."""
+    whole = [{"path": "", "code": problem.code, "message": problem.detail}]
+    errors = [e | {"path": ".".join(filter(None, (f"jobs[{i}]", e["path"])))} for e in problem.errors or whole]
+    kind = type(problem) if isinstance(problem, InvalidInput) else InvalidInput
+    return kind("; ".join(f"{e['path']}: {e['message']}" for e in errors), code=problem.code, errors=errors)
 
 
 # ── merge patch ──────────────────────────────────────────────────────────────────────────────────────────────────
