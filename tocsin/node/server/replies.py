@@ -92,9 +92,11 @@ class JobBatch(Reply, forbid_unknown_fields=True):
 
 
 class Version(Reply):
-    """What a job was from some time on."""
+    """A job's document as it was; `replaced_at` is null for the present one."""
 
     version: int
+    spec: dict[str, Any]
+    replaced_at: Instant | None
 
 
 class Run(Reply):

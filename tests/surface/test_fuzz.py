@@ -1,0 +1,47 @@
+"""schemathesis over the served document, on a real server, as an editor, without a worker.
+
+`make test` gives it some seconds and a fixed seed; `make fuzz MINUTES=10` the time you say and a seed of chance,
+which it prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import Cluster
+from tests.trust.cluster import Site
+
+MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+)
+SHORT = ["--phases=examples,coverage,fuzzing", "--seed=1", "--max-examples=8", "--max-time=25", "--no-shrink"]
+LONG = ["--phases=examples,coverage,fuzzing,stateful", f"--max-time={int(MINUTES * 60)}", "--continue-on-failure"]
+
+
+async def test_no_answer_breaks_the_contract(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    with Site(tmp_path, database_url, cluster.keys) as site:
+        server = await site.server("fuzzed")
+        platform = {"authorization": f"Bearer {cluster.keys['key']}"}
+        async with httpx.AsyncClient(base_url=server.url, headers=platform) as http:
+            editor = (await http.post("/v1/keys", json={"role": "editor"})).json()["key"]
+        fuzz = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
+            *("--checks", ",".join(CHECKS), "--header", f"Authorization: Bearer {editor}"),
+            *("--workers=2", "--request-timeout=10", "--warnings=off", "--output-sanitize=false"),
+            *(LONG if MINUTES else SHORT),
+            cwd=tmp_path,
+            stdout=None if MINUTES else asyncio.subprocess.PIPE,
+        )
+        said, _ = await fuzz.communicate()
+        assert fuzz.returncode == 0, (said or b"").decode()[-20_000:]
+        assert server.said("request failed") == 0, server.log.read_text()[-5000:]
