@@ -21,7 +21,7 @@ tocsin_clock_skew_seconds 0.001
 """
 
 
-def worker(seconds: float = 10, **fields: Any) -> dict[str, Any]:
+def worker(seconds: float = 86_400, **fields: Any) -> dict[str, Any]:
     until = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
     common = {"id": "w1", "name": "host-1", "pool": "default", "state": "live", "slots": 8, "version": __version__}
     return common | {"lease_until": until} | fields
@@ -82,7 +82,7 @@ def test_nothing_is_wrong(healthy: Script, tocsin: Tocsin) -> None:
         ("/metrics", Reply(200, b"tocsin_clock_skew_seconds -3.0\n"), "server clock", "warn", "NTP"),
         ("/metrics", Reply(200, b'tocsin_loop_errors_total{loop="plan"} 4.0\n'), "loops", "warn", "plan 4"),
         ("/metrics", problem(500, "oops"), "queue", "warn", "answers 500"),
-        ("/healthz", {"status": "ok", "version": "9.9"}, "server", "warn", "the same version"),
+        ("/openapi.json", {"info": {"version": "9.9"}}, "server", "warn", "the same version"),
         ("/healthz", problem(404, "nothing"), "server", "fail", "Tocsin's address"),
     ],
 )

@@ -29,6 +29,7 @@ NOBODY = Identity("", "", "viewer", 0, "")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _PATH = re.compile(r"`((?:tocsin|tests|bench|docs)/[\w./-]+)`")
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 
 
@@ -60,9 +61,10 @@ def test_commands_are_commands(path: Path) -> None:
 
 
 def _shell_commands(text: str) -> Iterator[list[str]]:
-    """The simple commands of all blocks marked `sh`, without redirections and what is piped behind them."""
+    """The simple commands of all blocks marked `sh`, also those in `$(…)`, without redirections and pipes."""
     for block in _BLOCK.findall(text):
-        for line in block.replace("\\\n", " ").splitlines():
+        inner = _SUBSTITUTION.findall(block)
+        for line in [*_SUBSTITUTION.sub("x", block.replace("\\\n", " ")).splitlines(), *inner]:
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
             lexer.whitespace_split = True
             words = list(lexer)
