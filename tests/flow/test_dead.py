@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import datetime
 from itertools import pairwise
@@ -137,3 +138,15 @@ async def test_discard_by_filter_and_what_cannot_be_asked_for(scene: Scene) -> N
     await scene.api.post(f"/v1/jobs/{job['id']}/cancel")
     assert (await scene.api.post("/v1/dead-letters/redrive", {"filter": {}}))["remaining"] == 1, "its job is cancelled"
     assert (await scene.api.post("/v1/dead-letters/discard", {"filter": {}})) == {"discarded": 1, "remaining": 0}
+
+
+async def test_five_redrives_at_once_with_one_key_have_one_effect(scene: Scene) -> None:
+    job = await scene.job(retry=ONE_TRY)
+    letters = [await die(scene, job) for _ in range(3)]
+    for body in ({"ids": letters[:1]}, {"filter": {}}):
+        headers = {"idempotency-key": f"at once {len(body)} {'ids' in body}"}
+        told = await asyncio.gather(
+            *(scene.api.post("/v1/dead-letters/redrive", body, headers=headers) for _ in range(5))
+        )
+        assert all(one == told[0] for one in told)
+    assert await scene.value("select count(*) from runs where trigger = 'redrive'") == 3

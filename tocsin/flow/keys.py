@@ -11,6 +11,7 @@ from typing import Any
 from tocsin.clock import iso
 from tocsin.errors import Conflict, Forbidden, NotFound
 from tocsin.flow.shared import audit
+from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity, Role
 from tocsin.model.ids import new_id
 from tocsin.store.db import Database, Sql
@@ -68,14 +69,24 @@ async def act_for(db: Database, who: Identity, slug: str) -> Identity:
     return who._replace(tenant_id=row["id"], tenant=row["slug"])
 
 
-async def create_tenant(db: Database, who: Identity, body: NewTenant) -> dict[str, Any]:
+async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish | None = None) -> dict[str, Any]:
     """A new tenant."""
     async with db.transaction("tenants") as connection:
+        await recall(connection, wish)
         row = await connection.fetchrow(SQL["add_tenant"], body.slug, body.weight)
         if row is None:
             raise Conflict(f"tenant {body.slug!r} exists already", code="name_taken")
         await audit.record(connection, audit.entry(who, "tenant.create", f"tenant:{body.slug}"))
-    return {"slug": row["slug"], "weight": body.weight}
+        await remember(connection, wish, 201, [])
+    return {"id": row["id"], "slug": row["slug"], "weight": body.weight}
+
+
+async def get_tenant(db: Database, slug: str) -> dict[str, Any]:
+    """One tenant's document."""
+    row = await db.fetchrow("engine", SQL["tenant"], slug)
+    if row is None:
+        raise NotFound("there is no such tenant")
+    return {"id": row["id"], "slug": row["slug"], "weight": row["weight"]}
 
 
 async def list_tenants(db: Database, before: int | None, limit: int) -> list[dict[str, Any]]:
@@ -86,14 +97,16 @@ async def list_tenants(db: Database, before: int | None, limit: int) -> list[dic
     ]
 
 
-async def create_key(db: Database, who: Identity, body: NewKey) -> dict[str, Any]:
+async def create_key(db: Database, who: Identity, body: NewKey, wish: Wish | None = None) -> dict[str, Any]:
     """A new key of the caller's tenant; the answer is the only place where it is ever shown."""
     if body.role in ("worker", "platform") and who.role != "platform":
         raise Forbidden("only a platform key may make worker and platform keys")
     key, key_id = new_key(), new_id(db.clock.now())
     async with db.tenant(who.tenant_id, "keys") as connection:
+        await recall(connection, wish)
         await connection.execute(SQL["add"], key_id, who.tenant_id, key_hash(key), body.role, body.name)
         await audit.record(connection, audit.entry(who, "key.create", f"key:{key_id}", role=body.role))
+        await remember(connection, wish, 201, [key_id])
     return {"id": key_id, "role": body.role, "name": body.name, "tenant": who.tenant, "key": key}
 
 

@@ -5,7 +5,7 @@ select k.id::text as id, k.name, k.role, k.tenant_id, t.slug
  where k.hash = $1 and k.revoked_at is null and (k.expires_at is null or k.expires_at > now())
 
 -- :name tenant
-select id, slug from tenants where slug = $1
+select id, slug, weight from tenants where slug = $1
 
 -- :name add_tenant
 insert into tenants (slug, weight) values ($1, $2) on conflict do nothing returning id, slug

@@ -33,26 +33,29 @@ def digest(method: str, path: str, body: bytes) -> bytes:
     return hashlib.sha256(b"\n".join((method.encode(), path.encode(), body))).digest()
 
 
-async def remember(
-    connection: Connection, wish: Wish | None, status: int, ids: Sequence[str], version: int | None = None
-) -> None:
-    """Record the reply in the transaction of its effect; raises `Replay` if the key already has one."""
+async def recall(connection: Connection, wish: Wish | None) -> None:
+    """Raise `Replay` if the key already has a reply; wait for a call with the same key that is still under way. Comes
+    first in a transaction, before its effect is checked against a world that the first call may just have changed."""
     if wish is None:
         return
     try:
-        new = await connection.fetchval(SQL["remember"], *wish, status, list(ids), version)
+        await connection.execute(SQL["hold"], wish.tenant_id, wish.key)
     except Exception as error:
         if is_contention(error):
             raise Conflict("a call with this Idempotency-Key is still under way", code="in_flight") from error
         raise
-    if not new:
-        await recall(connection, wish)
-
-
-async def recall(connection: Connection, wish: Wish | None) -> None:
-    """Raise `Replay` if the key already has a reply, before its effect is checked against a changed world."""
-    row = wish and await connection.fetchrow(SQL["recall"], wish.tenant_id, wish.key)
-    if wish and row is not None:
+    row = await connection.fetchrow(SQL["recall"], wish.tenant_id, wish.key)
+    if row is not None:
         if row["digest"] != wish.digest:
             raise InvalidInput("this Idempotency-Key was used for another call", code="idempotency_mismatch")
         raise Replay(row["status"], row["ids"], row["version"])
+
+
+async def remember(
+    connection: Connection, wish: Wish | None, status: int, ids: Sequence[str], version: int | None = None
+) -> None:
+    """Record the reply in the transaction of its effect, after `recall`."""
+    if wish is None:
+        return
+    if not await connection.fetchval(SQL["remember"], *wish, status, list(ids), version):
+        await recall(connection, wish)  # a group commit, which takes its keys another way, was first

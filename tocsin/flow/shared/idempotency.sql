@@ -5,6 +5,10 @@ select $1, $2, $3, $4, $5::uuid[], $6
     on conflict do nothing
 returning true
 
+-- :name hold
+-- Calls with one key come one after the other, from before they look at anything.
+select pg_advisory_xact_lock($1, hashtext($2))
+
 -- :name recall
 select digest, status, ids::text[] as ids, version from idempotency where tenant_id = $1 and key = $2
 

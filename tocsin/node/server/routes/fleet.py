@@ -6,8 +6,9 @@ import msgspec
 from starlette.responses import Response
 
 from tocsin.flow import fleet, keys
+from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
-from tocsin.node.server.routes.table import route
+from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import NewKey, NewTenant
 
 _new_tenant = msgspec.json.Decoder(NewTenant).decode
@@ -34,7 +35,11 @@ async def drain_worker(call: Call) -> Response:
 
 @route("POST", "/v1/tenants", "tenants.manage")
 async def create_tenant(call: Call) -> Response:
-    return answer(await keys.create_tenant(call.node.db, call.who, call.decode(_new_tenant)), 201)
+    body = call.decode(_new_tenant)
+    try:
+        return answer(await keys.create_tenant(call.node.db, call.who, body, call.wish), 201)
+    except Replay:
+        return answer(await keys.get_tenant(call.node.db, body.slug), 201, REPLAYED)
 
 
 @route("GET", "/v1/tenants", "tenants.manage")
@@ -47,7 +52,13 @@ async def list_tenants(call: Call) -> Response:
 
 @route("POST", "/v1/keys", "keys.manage")
 async def create_key(call: Call) -> Response:
-    return answer(await keys.create_key(call.node.db, call.who, call.decode(_new_key)), 201)
+    body = call.decode(_new_key)
+    try:
+        return answer(await keys.create_key(call.node.db, call.who, body, call.wish), 201)
+    except Replay as first:
+        # Only its hash is kept: a key whose answer was lost cannot be shown again, but no second one is made.
+        shown = {"id": first.ids[0], "role": body.role, "name": body.name, "tenant": call.who.tenant, "key": None}
+        return answer(shown, 201, REPLAYED)
 
 
 @route("GET", "/v1/keys", "keys.manage")
