@@ -156,10 +156,11 @@ async def test_a_batch_is_stored_whole_and_answered_in_order(scene: Scene) -> No
         {"target": PROCESS, "name": "a", "schedule": {"every": "PT1H"}},
         {"target": PROCESS, "schedule": {"delay": "PT1S"}, "tags": {"k": "v"}},
         {"target": {"kind": "python", "function": "f"}, "schedule": {"cron": "0 3 * * *"}},
+        {"target": {"kind": "python", "function": "f", "kwargs": {"schedule": None, "a": '"schedule":null'}}},
     ]
     made = (await scene.api.post("/v1/jobs/batch", {"jobs": specs}, expect=201))["items"]
-    assert [job["name"] for job in made] == ["z", None, "a", None, None]
-    assert len(await scene.rows("select from runs")) == 2
+    assert [job["name"] for job in made] == ["z", None, "a", None, None, None]
+    assert len(await scene.rows("select from runs")) == 3
     assert len(await scene.rows("select from triggers")) == 2
     assert len(await scene.rows("select from limits")) == 1
     assert await scene.value("select count(*) from audit where action = 'job.create'") == 1

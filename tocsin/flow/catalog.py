@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import describe, first_fire
 from tocsin.store.db import Database, Row, Sql
+from tocsin.wire import encode
 
 SQL = Sql(__file__)
 
@@ -69,6 +70,36 @@ def new_document(who: Identity, job_id: str, spec: JobSpec, spec_json: str, at: 
             "last_run_id": None,
         },
         spec.schedule,
+    )
+
+
+def new_documents(who: Identity, jobs: Iterable[tuple[str, JobSpec, str]], at: datetime) -> list[msgspec.Raw]:
+    """The same for a batch of (id, spec, its JSON), as text: what jobs have in common is written once."""
+    same = {"tenant": who.tenant, "version": 1, "state": "active", "created_at": iso(at), "updated_at": iso(at)}
+    tail = encode(same | {"last_run": None}).decode()[1:-1]
+    known: dict[Schedule | None, tuple[str, str, str]] = {}
+    out = []
+    for id_, spec, text in jobs:
+        if spec.schedule not in known:
+            known[spec.schedule] = _new_schedule(spec.schedule, at)
+        plain, described, next_run = known[spec.schedule]
+        # The last place it stands: only a target, which comes first, may hold a caller's own objects.
+        before, _, behind = text[:-1].rpartition(plain)
+        out.append(msgspec.Raw(f'{before}{described}{behind},"id":"{id_}",{tail},{next_run}}}'.encode()))
+    return out
+
+
+def _new_schedule(schedule: Schedule | None, at: datetime) -> tuple[str, str, str]:
+    """A schedule as it stands in a job's JSON, the same with its description, and when it first falls due."""
+    plain = encode(schedule).decode()
+    words = "" if schedule is None else f',"description":{encode(describe(schedule)).decode()}'
+    first = first_fire(schedule, at)
+    next_run = encode(first and iso(first)).decode()
+    described = plain if schedule is None else f"{plain[:-1]}{words}}}"
+    return (
+        f'"schedule":{plain}',
+        f'"schedule":{described}',
+        f'"next_run_at":{next_run},"estimated_start_at":{next_run}',
     )
 
 

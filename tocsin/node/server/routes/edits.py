@@ -145,11 +145,8 @@ async def create_jobs(call: Call) -> Response:
     stored = await call.node.submit_batch(requests, call.wish)
     if isinstance(stored, Replay):
         return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)
-    items = [
-        catalog.new_document(call.who, id_, request.spec, request.spec_json, stored.at)
-        for id_, request in zip(stored.ids, requests, strict=True)
-    ]
-    return answer({"items": items}, 201)
+    made = ((id_, r.spec, r.spec_json) for id_, r in zip(stored.ids, requests, strict=True))
+    return answer({"items": catalog.new_documents(call.who, made, stored.at)}, 201)
 
 
 def _batch(call: Call) -> list[JobSpec]:
