@@ -61,6 +61,20 @@ def test_in_a_pipe_there_is_one_line_per_change(script: Script, as_json: bool) -
         ]
 
 
+def test_a_server_that_is_away_for_a_while_is_waited_for(script: Script) -> None:
+    gone = [Reply(hang_up=True)] * 5
+    script.on("GET", "/v1/runs", items(run(1)), *gone, items(run(1, "succeeded")))
+    command = [sys.executable, "-m", "tocsin", "run", "list", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(3)]
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=10)
+    assert lines[2].split() == ["r1", "nightly", "succeeded", "1"]
+    assert errors.count("trying again") == 1
+    assert watching.returncode == 130
+
+
 @pytest.mark.parametrize("no_color", [True, False])
 def test_at_a_terminal_it_is_drawn_in_place(script: Script, no_color: bool) -> None:
     script.on("GET", "/v1/runs", items(run(1)), items(run(1, "succeeded")))

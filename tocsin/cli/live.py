@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tocsin.cli.output import Column, Document, print_json, rich_table
+from tocsin.cli.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,10 +61,14 @@ class Changes:
 
 def watch(fetch: Fetch, columns: Sequence[Column], *, limit: int, as_json: bool) -> None:
     """Show a list until Ctrl-C. `fetch` answers at most so many of its items, newest first."""
+    source = _Patient(fetch)
     if as_json or not sys.stdout.isatty():
-        changes = Changes(columns)
+        changes, told = Changes(columns), ""
         while True:
-            changes.print(fetch(limit or 500), as_json=as_json)
+            changes.print(source.read(limit or 500), as_json=as_json)
+            if source.trouble and source.trouble != told:
+                typer.echo(f"tocsin: {source.trouble}", err=True)
+            told = source.trouble
             time.sleep(WATCH_SECONDS)
     from rich.console import Console
     from rich.live import Live
@@ -72,14 +77,37 @@ def watch(fetch: Fetch, columns: Sequence[Column], *, limit: int, as_json: bool)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as screen:
         while True:
             room = max(1, console.height - _ROWS_BESIDE)
-            screen.update(picture(fetch(min(limit or room, room)), columns), refresh=True)
+            screen.update(picture(source.read(min(limit or room, room)), columns, source.trouble), refresh=True)
             time.sleep(WATCH_SECONDS)
 
 
-def picture(items: Sequence[Document], columns: Sequence[Column]) -> RenderableType:
-    """The list as it is now, with the time and how to leave."""
+class _Patient:
+    """Reads a list again and again; a server that is away for a while is waited for, unless it never was there."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._last: Sequence[Document] | None = None
+        self.trouble = ""
+
+    def read(self, most: int) -> Sequence[Document]:
+        """The list as it is, or as it was last."""
+        from tocsin.client.core import Unreachable
+
+        try:
+            self._last, self.trouble = self._fetch(most), ""
+        except Unreachable as error:
+            if self._last is None:
+                raise
+            self.trouble = plain(f"{error}; trying again")
+        return self._last
+
+
+def picture(items: Sequence[Document], columns: Sequence[Column], trouble: str = "") -> RenderableType:
+    """The list as it is now, with the time, how to leave, and what keeps it from being newer."""
     from rich.console import Group
     from rich.text import Text
 
     rows = [[column.text(item) for column in columns] for item in items]
-    return Group(rich_table(columns, rows), Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C ends", style="dim"))
+    below = Text.assemble((f"{time.strftime('%H:%M:%S')}  Ctrl-C ends", "dim"), (f"  {trouble}".rstrip(), "red"))
+    below.no_wrap = True
+    return Group(rich_table(columns, rows), below)
