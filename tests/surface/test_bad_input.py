@@ -67,6 +67,7 @@ BODIES: list[tuple[str, bytes, int, str]] = [
     ("14 depth in an unknown field", raw(f'"x": {DEEP}'), 400, "too_deep"),
     ("14 depth without end", raw('"x": ' + "[" * 100_000), 400, "malformed_json"),
     ("14 depth without end, objects", raw('"x": ' + '{"a":' * 100_000), 400, "malformed_json"),
+    ("14 many parts", raw('"x": [' + "[]," * 300_000 + "1]"), 400, "too_many_parts"),
     ("15 5,000 digits", raw('"priority": ' + "1" * 5000), 422, "invalid_input"),
     ("15 5,000 digits in free JSON", raw('"depends_on": [' + "1" * 5000 + "]"), 422, "invalid_input"),
     ("16 NUL in a value", raw('"description": "a\\u0000"'), 422, "nul_character"),

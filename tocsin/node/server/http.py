@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tocsin.errors import (
@@ -35,7 +35,7 @@ from tocsin.model.access import Identity, allowed
 from tocsin.model.ids import parse_id
 from tocsin.model.job import PLANNED_TARGETS
 from tocsin.model.scalars import Instant
-from tocsin.model.strict import refuse_odd
+from tocsin.model.strict import refuse_heavy, refuse_odd
 from tocsin.telemetry import get_logger
 from tocsin.wire import encode
 
@@ -49,7 +49,6 @@ Handler = Callable[["Call"], Awaitable[Response]]
 CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
-_BLANK = b" \t\r\n"
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_HEADERS, _MOST_HEADER_BYTES = 100, 16_384
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
@@ -152,8 +151,7 @@ class Call:
 
 def decode_json(decoder: Callable[[bytes], T], body: bytes) -> T:
     """Decode strictly, and say what is wrong where."""
-    if body.lstrip(_BLANK)[:1] != b"{":
-        raise BadRequest("the body is not a JSON object", code="malformed_json")
+    refuse_heavy(body)
     try:
         found = decoder(body)
         refuse_odd(body)
@@ -329,6 +327,8 @@ def endpoint(
             reply = problem(error)
         except asyncio.CancelledError:
             raise
+        except ClientDisconnect:
+            reply = Response(status_code=499)  # nobody will read it
         except Exception as error:
             log.error("request failed", path=request.url.path, error=repr(error), exc_info=error)
             reply = problem(ServerFault("this is our fault; it was logged"))

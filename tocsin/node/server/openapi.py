@@ -23,7 +23,6 @@ from tocsin.node.server.replies import (
     DeadLetter,
     Discarded,
     Job,
-    JobBatch,
     Jobs,
     Key,
     ListedTenant,
@@ -42,6 +41,7 @@ from tocsin.node.server.replies import (
 from tocsin.wire import (
     Claim,
     ClaimAnswer,
+    JobBatch,
     Letters,
     LogShipment,
     NewKey,

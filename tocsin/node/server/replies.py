@@ -85,12 +85,6 @@ class Jobs(Reply):
     items: list[Job]
 
 
-class JobBatch(Reply, forbid_unknown_fields=True):
-    """Many jobs at once, all or none."""
-
-    jobs: Annotated[list[JobSpec], Meta(min_length=1, max_length=1000)]
-
-
 class Version(Reply):
     """A job's document as it was; `replaced_at` is null for the present one."""
 
