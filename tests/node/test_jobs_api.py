@@ -146,6 +146,14 @@ async def test_puts_with_one_key_have_one_effect_and_the_first_reply(scene: Scen
     assert await scene.value("select version from jobs") == 2
 
 
+async def test_the_replay_of_a_new_job_is_the_job_as_it_was_answered(scene: Scene) -> None:
+    headers = {"idempotency-key": "k"}
+    made = await scene.api.post("/v1/jobs", MANUAL, headers=headers)
+    await scene.api.call("PATCH", f"/v1/jobs/{made['id']}", json={"priority": 1})
+    replay = await scene.api.http.post("/v1/jobs", json=MANUAL, headers=headers)
+    assert (replay.status_code, replay.headers["etag"], replay.json()["priority"]) == (201, '"1"', 500)
+
+
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

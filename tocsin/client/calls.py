@@ -54,6 +54,10 @@ def _post(*parts: str, body: Any = None, key: str | None = None) -> Call[Documen
     return Call("POST", _path(*parts), _read_anything, body=body, idempotency_key=key)
 
 
+def _write(method: str, *parts: str, body: Any, key: str | None) -> Call[Document]:
+    return Call(method, _path(*parts), _read_document, body=body, idempotency_key=key)
+
+
 def _delete(*parts: str) -> Call[Document]:
     return Call("DELETE", _path(*parts), _read_anything)
 
@@ -64,6 +68,26 @@ def _delete(*parts: str) -> Call[Document]:
 def create_job(spec: Mapping[str, Any] | JobSpec, *, idempotency_key: str | None = None) -> Call[Document]:
     """Store a job; answers it with every default filled in."""
     return _post("v1", "jobs", body=spec, key=idempotency_key)
+
+
+def create_jobs(specs: Iterable[Mapping[str, Any] | JobSpec], *, idempotency_key: str | None = None) -> Call[Document]:
+    """Store up to 1,000 jobs, all or none; answers `{"items": [...]}` in the same order."""
+    return _post("v1", "jobs", "batch", body={"jobs": list(specs)}, key=idempotency_key)
+
+
+def put_job(name: str, spec: Mapping[str, Any] | JobSpec, *, idempotency_key: str | None = None) -> Call[Document]:
+    """Make the job of this name what `spec` says, or make it; the same again changes nothing."""
+    return _write("PUT", "v1", "jobs", "by-name", name, body=spec, key=idempotency_key)
+
+
+def update_job(job_id: str, patch: Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[Document]:
+    """Change what `patch` names (null takes a value away): a new version; running runs keep theirs."""
+    return _write("PATCH", "v1", "jobs", job_id, body=patch, key=idempotency_key)
+
+
+def job_versions(job_id: str, *, limit: int | None = None) -> Call[Page]:
+    """What a job was and is, newest first: `{version, spec, replaced_at}`."""
+    return _list("v1", "jobs", job_id, "versions", limit=limit)
 
 
 def get_job(job_id: str) -> Call[Document]:

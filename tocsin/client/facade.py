@@ -63,6 +63,10 @@ class Calls:
     """What both clients can do; `calls` says what each means."""
 
     create_job = Endpoint(calls.create_job)
+    create_jobs = Endpoint(calls.create_jobs)
+    put_job = Endpoint(calls.put_job)
+    update_job = Endpoint(calls.update_job)
+    job_versions = Listing(calls.job_versions)
     get_job = Endpoint(calls.get_job)
     list_jobs = Listing(calls.list_jobs)
     delete_job = Endpoint(calls.delete_job)

@@ -91,7 +91,6 @@ async def edit(
     async with db.tenant(who.tenant_id, "edit") as connection:
         await recall(connection, wish)
         job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
-        await recall(connection, wish)  # behind the lock: a call with the same key may just have changed the job
         if job is None:
             raise NotFound("there is no such job")
         if version is not None and job["version"] != version:
@@ -117,7 +116,6 @@ async def replace_named(
     async with db.tenant(who.tenant_id, "edit") as connection:
         await recall(connection, wish)
         job = await connection.fetchrow(SQL["lock_named"], who.tenant_id, name)
-        await recall(connection, wish)
         if version is not None and (job is None or job["version"] != version):
             raise PreconditionFailed(f"there is no job {name!r} at version {version}")
         if job is None:

@@ -14,6 +14,7 @@ from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.submit import RunsRequest, Stored, job_request
 from tocsin.model.job import RunRequest
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
+from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.runs import list_runs_of
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request
@@ -28,7 +29,8 @@ async def create_job(call: Call) -> Response:
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):
         return _job_answer(catalog.new_document(call.who, stored.ids[0], spec, request.spec_json, stored.at), 201)
-    return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0]), 201, True)
+    [job] = await documents_again(call, stored)
+    return _job_answer(job, 201, True)
 
 
 @route("GET", "/v1/jobs", "jobs.read")
