@@ -23,6 +23,10 @@ CHECKS = (
     "content_type_conformance",
     "response_schema_conformance",
     "response_headers_conformance",
+    "unsupported_method",
+    "allow_header_conformance",
+    "ignored_auth",
+    "ensure_resource_availability",
 )
 SHORT = ["--phases=examples,coverage,fuzzing", "--seed=1", "--max-examples=8", "--max-time=25", "--no-shrink"]
 LONG = ["--phases=examples,coverage,fuzzing,stateful", f"--max-time={int(MINUTES * 60)}", "--continue-on-failure"]
@@ -37,7 +41,7 @@ async def test_no_answer_breaks_the_contract(cluster: Cluster, database_url: str
         fuzz = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *("--checks", ",".join(CHECKS), "--header", f"Authorization: Bearer {editor}"),
-            *("--workers=2", "--request-timeout=10", "--warnings=off", "--output-sanitize=false"),
+            *("--request-timeout=10", "--warnings=off", "--output-sanitize=false"),
             *(LONG if MINUTES else SHORT),
             cwd=tmp_path,
             stdout=None if MINUTES else asyncio.subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import Scene
+from tocsin.errors import NotSupported
 from tocsin.model import states
+from tocsin.model.job import SCHEDULE_KINDS, check
 from tocsin.node.server import replies, routes, worker_routes
 from tocsin.node.server.app import described
-from tocsin.node.server.openapi import OPERATIONS, document
+from tocsin.node.server.openapi import NOT_BUILT, OPERATIONS, document
+from tocsin.wire import decode_job_spec
 
 ALL = [*routes.ROUTES, *worker_routes.ROUTES]
 DOCUMENT = document(ALL)
@@ -68,6 +72,33 @@ def test_durations_and_names_read_as_the_server_reads_them() -> None:
     assert spec.is_valid({"target": target, "name": "nightly"})
     assert not spec.is_valid({"target": target, "name": "nightly\n"})
     assert "(?!" not in described()[0].decode()
+
+
+def test_what_is_not_built_is_not_promised_and_refused() -> None:
+    """And the other way round: a field that the model begins to act on must come into the document."""
+    values: dict[str, Any] = {
+        "resources": {"cpu": 1},
+        "placement": {"require": {"a": "b"}},
+        "depends_on": [{"job": "a"}],
+        "secrets": {"A": "b"},
+        "notify": [{"on": ["failure"]}],
+        "dst": {"gap": "skip"},
+        "until": "2030-01-01T00:00:00Z",
+        "max_runs": 3,
+        "jitter": "PT5M",
+    }
+    spec = validator({"$ref": "#/components/schemas/JobSpec"})
+    target = {"kind": "process", "command": ["true"]}
+    refused: list[dict[str, Any]] = [{"overlap": "replace"}, {"target": target | {"shell": True}}]
+    refused += [{name: values.get(name, "a")} for name in NOT_BUILT["JobSpec"]]
+    for name in NOT_BUILT["Schedule"]:
+        kind = {} if name in SCHEDULE_KINDS else {"cron": "0 9 * * *"}
+        refused.append({"schedule": kind | {name: values.get(name, "a")}})
+    for fields in refused:
+        document = {"target": target} | fields
+        assert not spec.is_valid(document), fields
+        with pytest.raises(NotSupported):
+            check(decode_job_spec(json.dumps(document).encode()))
 
 
 async def test_replies_fit_their_schemas(scene: Scene) -> None:

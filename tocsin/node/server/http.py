@@ -50,6 +50,7 @@ CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
+_MOST_VALUE = 1024  # characters of a query parameter
 _MOST_HEADERS, _MOST_HEADER_BYTES = 100, 16_384
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
@@ -202,6 +203,8 @@ def check_query(request: Request, names: Collection[str]) -> None:
             raise BadRequest(f"unknown query parameter {name[:64]!r}", code="unknown_parameter")
         if "\0" in value:
             raise BadRequest("the character U+0000 is found nowhere", code="nul_character")
+        if len(value) > _MOST_VALUE:
+            raise BadRequest(f"{name}: has more than {_MOST_VALUE} characters", code="long_parameter")
     if len(given) > len({name for name, _ in given}):
         raise BadRequest("a query parameter stands twice", code="duplicate_parameter")
 
