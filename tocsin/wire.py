@@ -97,9 +97,13 @@ class NewTenant(_Body):
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
+# Without control, bidi and zero-width characters: what people read in lists and the audit.
+_LABEL = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]*(?!\n)$"
+
+
 class NewKey(_Body):
     role: Role
-    name: Annotated[str, Meta(max_length=128)] = ""
+    name: Annotated[str, Meta(max_length=128, pattern=_LABEL)] = ""
 
 
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────

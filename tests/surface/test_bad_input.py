@@ -215,6 +215,9 @@ CALLS: list[tuple[str, str, str, dict[str, str], bytes | None, int | tuple[int, 
     ("11 braces", "GET", "/v1/jobs/{019a0000-0000-7000-8000-00000000000}", {}, None, 404, "not_found"),
     ("58 key empty", "POST", "/v1/jobs", JSON | {"idempotency-key": ""}, job(), 422, "idempotency_key"),
     ("58 key of 10 KB", "POST", "/v1/jobs", JSON | {"idempotency-key": "k" * 10_240}, job(), 422, "idempotency_key"),
+    ("23 key's name with bidi", "POST", "/v1/keys", JSON, '{"role":"viewer","name":"a\u202e"}'.encode(), 422, ""),
+    ("23 key's name with a line break", "POST", "/v1/keys", JSON, b'{"role":"viewer","name":"a\\n"}', 422, ""),
+    ("23 tenant's name", "POST", "/v1/tenants", JSON, b'{"slug":"a\\n"}', 422, "invalid_input"),
     ("55 If-Match", "POST", f"/v1/jobs/{NOWHERE}/pause", {"if-match": '"x"'}, None, 412, "precondition_failed"),
     ("59 limit 0", "GET", "/v1/jobs?limit=0", {}, None, 400, "invalid_limit"),
     ("59 limit -1", "GET", "/v1/jobs?limit=-1", {}, None, 400, "invalid_limit"),
@@ -251,6 +254,8 @@ async def test_405_names_every_method(still_api: Api) -> None:
     reply = await still_api.http.request("PUT", f"/v1/jobs/{NOWHERE}")
     assert reply.status_code == 405
     assert {"GET", "HEAD", "DELETE"} <= set(reply.headers["allow"].replace(" ", "").split(","))
+    reply = await still_api.http.patch("/v1/jobs/batch", json={})
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
     assert (await still_api.http.head("/v1/jobs")).status_code == 200
 
 

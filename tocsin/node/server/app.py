@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +25,14 @@ from tocsin.wire import encode
 if TYPE_CHECKING:
     from tocsin.node.assemble import Node
 
+
+class _Of36(StringConvertor):
+    """An id has 36 characters, so that `/v1/jobs/batch` is not taken for `/v1/jobs/{id}` by a method it lacks."""
+
+    regex = "[^/]{36}"
+
+
+register_url_convertor("of36", _Of36())
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -53,7 +62,7 @@ def _route(path: str, methods: dict[str, Endpoint]) -> Route:
     async def serve(request: Request) -> Response:
         return await methods[request.method](request)
 
-    return Route(path, serve, methods=list(methods))
+    return Route(path.replace("{id}", "{id:of36}"), serve, methods=list(methods))
 
 
 def _open_routes(node: Node) -> list[Route]:
