@@ -100,7 +100,17 @@ def has_orphans(known: set[int]) -> bool:
     return alive
 
 
-def _children() -> Iterator[int]:
+def _children() -> set[int]:
+    """Our children. The kernel may leave some out of the list while another one ends: it counts when it comes twice."""
+    before, now = None, _listed_children()
+    while now != before:
+        before, now = now, _listed_children()
+    return now
+
+
+def _listed_children() -> set[int]:
+    found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as children:
-            yield from map(int, children.read().split())
+            found.update(map(int, children.read().split()))
+    return found
