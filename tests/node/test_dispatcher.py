@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
+
+import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import Scene, end_of
+from tocsin.flow import claim
 from tocsin.flow.fleet import Worker
+from tocsin.flow.shared.transitions import Hint
 from tocsin.model.ids import new_id
 from tocsin.node.dispatcher import Dispatcher, Poll
 
@@ -138,3 +144,39 @@ async def test_a_deep_backlog_is_drained_without_leaving_anything(scene: Scene) 
             await scene.end(poll.worker.id, *(end_of(row) for row in rows))
     assert await scene.value("select count(*) from runs") == 0
     assert await scene.value("select count(*) from history where state = 'succeeded'") == 1200
+
+
+async def test_a_hint_that_comes_during_a_claim_is_not_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await scene.job()
+    await scene.ask(job, 1)
+    dispatcher = fresh(scene)
+    poll = dispatcher.open_poll(await worker_of(scene), 5)
+    take, late = claim.take, []
+
+    async def take_and_be_told(*args: Any) -> claim.Taken:
+        taken = await take(*args)
+        if not late:
+            late.extend(await scene.ask(job, 1))
+            dispatcher.hint(scene.node.dispatcher.told)  # type: ignore[attr-defined]
+        return taken
+
+    scene.node.dispatcher = Told()  # type: ignore[assignment]
+    monkeypatch.setattr(claim, "take", take_and_be_told)
+    while not poll.answer.done():
+        await dispatcher.run_once()
+    assert [row["id"] for row in poll.answer.result()] != late
+    monkeypatch.setattr(claim, "heads", None)  # no scan: the hint alone must do
+    monkeypatch.setattr("tocsin.node.dispatcher._HUNGRY_SCAN", 3600)
+    second = dispatcher.open_poll(await worker_of(scene), 5)
+    await dispatcher.run_once()
+    assert [row["id"] for row in second.answer.result()] == late
+
+
+class Told:
+    """Stands where the node's dispatcher does, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Hint] = []
+
+    def hint(self, hints: Iterable[Hint]) -> None:
+        self.told += hints

@@ -57,6 +57,7 @@ class Place:
     floor: datetime = THE_BEGINNING
     may_have: bool = False
     next_due: datetime | None = None
+    hints: int = 0
 
 
 @dataclass
@@ -101,6 +102,7 @@ class Dispatcher(Loop):
         now = self.db.clock.now()
         for hint in hints:
             place = self._places[hint.lane_id, hint.tenant_id]
+            place.hints += 1
             place.floor = min(place.floor, hint.order_key)
             if hint.ready_at <= now:
                 place.may_have = True
@@ -168,6 +170,7 @@ class Dispatcher(Loop):
         if not shares:
             return False
         given: dict[int, list[Row]] = defaultdict(list)
+        hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
         for poll in polls:
             poll.claiming = True
         try:
@@ -184,8 +187,8 @@ class Dispatcher(Loop):
                 if given[id(poll)] or poll.closed:
                     poll.settle(given[id(poll)])
             self.polls = [poll for poll in self.polls if not poll.answer.done()]
-        self._learn(shares, taken, polls[0].worker.pool)
-        return taken.left.total() > 0
+        self._learn(shares, hints, taken, polls[0].worker.pool)
+        return taken.left.total() > 0 or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
 
     def _shares(self, lanes: frozenset[int], slots: int, pool: str) -> list[Share]:
         """How much each tenant may take now, and from which of its lanes: the one whose first run is foremost."""
@@ -206,7 +209,8 @@ class Dispatcher(Loop):
         self._looked_back = time.monotonic()
         return self.db.clock.now() - _LOOK_BACK
 
-    def _learn(self, shares: Sequence[Share], taken: claim.Taken, pool: str) -> None:
+    def _learn(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Taken, pool: str) -> None:
+        """What a claim says of its places, unless a hint came while it was under way: that knows of younger runs."""
         last: dict[tuple[int, int], datetime] = {}
         given: dict[int, int] = defaultdict(int)
         for row in taken.rows:
@@ -214,11 +218,12 @@ class Dispatcher(Loop):
             given[key[1]] += 1
             if key not in last or last[key] < row["order_key"]:
                 last[key] = row["order_key"]
-        for share in shares:
+        for share, before in zip(shares, hints, strict=True):
             key = share.lane_id, share.tenant_id
             place = self._places[key]
-            place.may_have = taken.left[key] >= share.most
-            place.floor = last.get(key, place.floor)
+            if place.hints == before:
+                place.may_have = taken.left[key] >= share.most
+                place.floor = last.get(key, place.floor)
         for tenant, count in given.items():
             self._times[pool].charge(tenant, count, self._weights.get(tenant, 1))
 
