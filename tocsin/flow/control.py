@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from tocsin.errors import Conflict, NotFound, PreconditionFailed
+from tocsin.errors import NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.flow.shared.jobs import opened, seen
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import (
     Hint,
@@ -179,20 +180,12 @@ def _stops(rows: list[Row]) -> list[Stop]:
 
 
 async def _locked_job(connection: Connection, who: Identity, job_id: str, version: int | None) -> Row:
-    """The job, held until the end of the transaction; `version` is the one the caller has seen, if it says so."""
-    job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
-    if job is None:
-        raise NotFound("there is no such job")
-    if version is not None and job["version"] != version:
-        raise PreconditionFailed(f"the job is at version {job['version']}, not {version}")
-    return job
+    """The job, held until the end of the transaction."""
+    return seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version)
 
 
 async def _open_job(connection: Connection, who: Identity, job_id: str, verb: str, version: int | None) -> Row:
-    job = await _locked_job(connection, who, job_id, version)
-    if job["state"] not in ("active", "paused"):
-        raise Conflict(f"a job that is {job['state']} cannot be {verb}", code=f"job_{job['state']}")
-    return job
+    return opened(await _locked_job(connection, who, job_id, version), verb)
 
 
 async def _retract(connection: Connection, who: Identity, job_id: str, trigger: Row | None) -> datetime | None:

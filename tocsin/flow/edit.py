@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import Conflict, InvalidInput, NotFound, PreconditionFailed
+from tocsin.errors import Conflict, InvalidInput, PreconditionFailed
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.flow.shared.jobs import opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
 from tocsin.flow.shared.transitions import (
     Hint,
@@ -90,13 +91,7 @@ async def edit(
     """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
         await recall(connection, wish)
-        job = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
-        if job is None:
-            raise NotFound("there is no such job")
-        if version is not None and job["version"] != version:
-            raise PreconditionFailed(f"the job is at version {job['version']}, not {version}")
-        if job["state"] not in ("active", "paused"):
-            raise Conflict(f"a job that is {job['state']} cannot be changed", code=f"job_{job['state']}")
+        job = opened(seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version), "changed")
         done = await _change(connection, lanes, who, job, change, db.clock.now(), horizon)
         await remember(connection, wish, 200, [job_id], done.version)
     return done

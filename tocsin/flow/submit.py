@@ -5,7 +5,6 @@ A job that is due within the horizon gets its run at once; any other gets a curs
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -20,12 +19,12 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
 from tocsin.model.schedule import check_schedule, first_fire
+from tocsin.model.strict import refuse_nul
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import SUBMITTED
 from tocsin.wire import encode
 
 SQL = Sql(__file__)
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class JobRequest(NamedTuple):
@@ -65,8 +64,7 @@ def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) 
     if spec.schedule is not None:
         check_schedule(spec.schedule, now)
     text = encode(spec)
-    if b"u0000" in text and _NUL.search(text):
-        raise InvalidInput("the character U+0000 cannot be stored", code="nul_character")
+    refuse_nul(text)
     return JobRequest(who, spec, text.decode(), wish)
 
 

@@ -28,10 +28,15 @@ def refuse_heavy(body: bytes) -> None:
         raise BadRequest(f"the body has more than {MOST_PARTS} arrays and objects", code="too_many_parts")
 
 
-def refuse_odd(body: bytes) -> None:
-    """Refuse U+0000, a key that stands twice in one object, and nesting deeper than `DEPTH`, in JSON that decodes."""
+def refuse_nul(body: bytes) -> None:
+    """Refuse U+0000 in JSON, which escapes it."""
     if b"\\u0000" in body and _NUL.search(body):
         raise InvalidInput("the character U+0000 cannot be stored", code="nul_character")
+
+
+def refuse_odd(body: bytes) -> None:
+    """Refuse U+0000, a key that stands twice in one object, and nesting deeper than `DEPTH`, in JSON that decodes."""
+    refuse_nul(body)
     value = msgspec.json.decode(body)
     if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
         raise BadRequest(f"the body is nested deeper than {DEPTH} levels", code="too_deep")
