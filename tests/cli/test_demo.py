@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +57,6 @@ def test_an_interrupt_leaves_nothing_either(folder: Path) -> None:
         assert running.stdout is not None
         while not running.stdout.readline().startswith("Created"):
             assert running.poll() is None
-        time.sleep(0.5)
         running.send_signal(signal.SIGINT)
         assert "Stopping …" in running.communicate(timeout=60)[0]
     assert running.returncode == 130
