@@ -72,21 +72,31 @@ def zone(name: str) -> ZoneInfo:
         return ZoneInfo.from_file(file, key=name)
 
 
+def resolve(expression: str, seed: str) -> str:
+    """The expression checked and in one spelling, each `H` a number that follows from `seed` for ever.
+
+    Plans that are equal come out equal, so that they share one compiled object. Raises BadCron, NeverFires, NotBuilt.
+    """
+    return " ".join(_parse(expression).parts[1:])
+
+
 @lru_cache(maxsize=16_384)
-def compile_cron(expression: str, zone_name: str) -> CronDays:
-    """The owed instants of an expression in a zone; raises BadCron, NeverFires, NotBuilt or ValueError (zone)."""
-    return CronDays(_parse(expression), zone(zone_name))
+def compile_cron(resolved: str, zone_name: str, gap: str = "next_valid", overlap: str = "first") -> CronDays:
+    """The owed instants of a resolved expression in a zone; raises as `resolve` does, or ValueError (zone)."""
+    if (gap, overlap) != ("next_valid", "first"):
+        raise NotBuilt("other rules for daylight saving than next_valid and first are not supported yet")
+    return CronDays(_parse(resolved), zone(zone_name))
 
 
 @lru_cache(maxsize=65_536)
-def next_instant(expression: str, zone_name: str, second: datetime) -> datetime | None:
-    """The first owed instant after a whole second, shared by every job with the same expression and zone."""
-    return compile_cron(expression, zone_name).next_after(second)
+def next_instant(resolved: str, zone_name: str, gap: str, overlap: str, second: datetime) -> datetime | None:
+    """The first owed instant after a whole second, shared by every job with the same plan."""
+    return compile_cron(resolved, zone_name, gap, overlap).next_after(second)
 
 
-def explain(expression: str) -> str:
-    """The expression in plain words."""
-    return CronSim(expression, _ANY_MONDAY).explain()
+def explain(expression: str, seed: str = "") -> str:
+    """The expression in plain words, each `H` as what it stands for."""
+    return CronSim(resolve(expression, seed), _ANY_MONDAY).explain()
 
 
 def _parse(expression: str) -> CronSim:

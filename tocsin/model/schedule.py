@@ -93,7 +93,7 @@ class Cron:
     """Owes what a cron expression names in its zone, from `starting_at` on."""
 
     def __init__(self, expression: str, zone: str, starting_at: datetime | None) -> None:
-        self._key = (expression, zone)
+        self._key = (expression, zone, "next_valid", "first")
         self._days = cron.compile_cron(expression, zone)
         self._starting_at = starting_at
 
