@@ -10,6 +10,8 @@ import time
 from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DRIFT = 200e-6  # by how much two clocks that are both kept in order may run apart, per second
+_UNREAD = 3600.0  # a clock that was never read: nothing is sure
 
 
 def boottime() -> float:
@@ -30,18 +32,25 @@ class DatabaseClock:
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
         self._error = float("inf")
-        self._read_at = float("-inf")
+        self._read_at = 0.0
 
     def observe(self, database_now: datetime, sent: float, received: float) -> None:
-        """Take in a reading made between two `time.monotonic` instants; the tightest recent one is kept."""
-        error = (received - sent) / 2
-        if error <= self._error or received - self._read_at > 60:
-            self._offset = database_now.timestamp() - (sent + received) / 2
-            self._error, self._read_at = error, received
+        """Take in a reading made between two `time.monotonic` instants. The tightest is kept; but it wears out, and
+        falls when another contradicts it: then the clock was set."""
+        error, offset = (received - sent) / 2, database_now.timestamp() - (sent + received) / 2
+        unsure = self._error + DRIFT * (received - self._read_at)
+        if error <= unsure or abs(offset - self._offset) > error + unsure:
+            self._offset, self._error, self._read_at = offset, error, received
 
     def now(self) -> datetime:
         """The database's present, to within half a round trip."""
         return EPOCH + timedelta(seconds=time.monotonic() + self._offset)
+
+    def reached(self) -> datetime:
+        """An instant that the database's clock has surely reached."""
+        now = time.monotonic()
+        unsure = self._error + DRIFT * (now - self._read_at)
+        return EPOCH + timedelta(seconds=now + self._offset - min(unsure, _UNREAD))
 
     def seconds_until(self, instant: datetime) -> float:
         """How long from now until `instant` (negative once it has passed)."""

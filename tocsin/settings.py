@@ -54,6 +54,7 @@ class Settings:
     heartbeat_seconds: float = _doc("How often a worker reports at least.", 3.0)
     drain_seconds: float = _doc("How long a worker that is told to stop waits for what it runs.", 10.0)
     horizon_seconds: float = _doc("How far ahead occurrences are staged.", 10.0)
+    ahead_seconds: float = _doc("How long before its instant a run may be handed to a free worker; 0: never.", 1.0)
     database_connections: int = _doc("Connections per server for API calls; the loops have their own.", 8)
     log_level: str = _doc("debug, info, warning or error.", "info")
     log_json: bool = _doc("Log lines as JSON instead of for people.", False)
@@ -64,6 +65,8 @@ class Settings:
             raise SetupError("lease_seconds must be at least 2")
         if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2:
             raise SetupError("heartbeat_seconds must be positive and at most half of lease_seconds")
+        if not 0 <= self.ahead_seconds <= self.lease_seconds / 2:
+            raise SetupError("ahead_seconds must be between 0 and half of lease_seconds")
         if not 0 < self.port < 65536:
             raise SetupError(f"port {self.port} is not between 1 and 65535")
 

@@ -142,9 +142,15 @@ class Registered(Struct, kw_only=True):
 
 
 class Claim(Struct, kw_only=True):
-    """`shared_specs`: the worker reads each job's document once per answer, from `specs`, not once per run."""
+    """`shared_specs`: the worker reads each job's document once per answer, from `specs`, not once per run.
+
+    `ahead`: it takes runs before their `start_at`, too. `held` slots have such a run, which gives way to something due;
+    that holds for `held_for` seconds, until the first of them starts."""
 
     slots: Slots
+    ahead: bool = False
+    held: Slots = 0
+    held_for: float = 0.0
     resources: dict[str, float] = {}
     last_claim: int = 0
     wait: float = 20.0
@@ -176,10 +182,12 @@ class StopOrder(Struct, kw_only=True):
 
 
 class ClaimAnswer(Struct, kw_only=True):
-    """`stop` and `drain` end a long poll early; they say what a report would have said a moment later."""
+    """`stop` and `drain` end a long poll early; they say what a report would have said a moment later. `now` is an
+    instant that the database's clock had reached when this was answered."""
 
     claim_id: int
     runs: list[ClaimedRun]
+    now: str = ""
     specs: dict[str, msgspec.Raw] = {}
     stop: list[StopOrder] = []
     drain: bool = False

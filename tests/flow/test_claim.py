@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from tests.flow.kit import Scene, end_of
-from tocsin.flow import claim, sweep
+from tocsin.flow import claim, report, sweep
 from tocsin.flow.claim import Share
+from tocsin.flow.report import Returned
 
 W = str(uuid.uuid4())
 
@@ -182,6 +183,133 @@ async def test_a_deadline_does_not_count_after_the_first_attempt(scene: Scene) -
     await scene.wake(run_id)
     await sweep.expire(scene.db)
     assert [k[1] for k in await scene.taken(W)] == [2]
+
+
+# ── ahead of the instant ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def ahead(scene: Scene, slots: int = 10, lead: float = 60) -> claim.Ahead:
+    await scene.employ(W)
+    return await claim.take_ahead(scene.db, await scene.shares(slots), [W] * slots, timedelta(seconds=lead))
+
+
+def ids_of(taken: claim.Ahead) -> list[str]:
+    return [row["id"] for row in taken.rows]
+
+
+async def test_what_falls_due_soon_is_handed_out_with_its_instant_and_the_rest_is_named(scene: Scene) -> None:
+    job = await scene.job(overlap="allow", schedule={"every": "PT1H"})
+    late, soon, _, later = await scene.occur(job, 1, -30, -90, -80)
+    taken = await ahead(scene)
+    assert ids_of(taken) == [soon], "neither what is due, which the claim takes, nor what is too far away"
+    [row] = taken.rows
+    assert timedelta(seconds=28) < row["ready_at"] - row["claimed_at"] < timedelta(seconds=30)
+    assert [(await scene.run(i))["state"] for i in (late, soon, later)] == ["ready", "running", "staged"]
+    at = await scene.value("select ready_at from runs where id = $1", later)
+    assert list(taken.next_due.values()) == [at] and taken.until < at
+    assert (await scene.run(soon))["start_lag_ms"] == 0
+
+
+async def test_of_more_than_fit_the_foremost_are_handed_out(scene: Scene) -> None:
+    job = await scene.job()
+    at = (await scene.now() + timedelta(seconds=30)).isoformat()
+    ids = {p: (await scene.ask(job, at=at, priority=p))[0] for p in (0, 500, 900, 300)}
+    assert ids_of(await ahead(scene, 2)) == [ids[900], ids[500]]
+    assert [row["id"] for row in await scene.take()] == [], "the others wait for their instant"
+
+
+async def test_nothing_is_handed_out_twice(scene: Scene) -> None:
+    job = await scene.job()
+    ids = await scene.ask(job, 60, at=(await scene.now() + timedelta(seconds=30)).isoformat())
+    shares = await scene.shares(30)
+    await scene.employ(W)
+    several = await asyncio.gather(
+        *(claim.take_ahead(scene.db, shares, [W] * 30, timedelta(minutes=1)) for _ in range(4))
+    )
+    got = [i for taken in several for i in ids_of(taken)]
+    while await scene.shares(1):
+        got += ids_of(await ahead(scene))
+    assert sorted(got) == sorted(ids)
+
+
+async def test_what_may_yet_be_blocked_waits_for_its_instant(scene: Scene) -> None:
+    every = {"every": "PT1H"}
+    limited = await scene.job(max_concurrency=1, overlap="allow", schedule=every)
+    running, queued, retried = [await scene.job(overlap=o, schedule=every) for o in ("skip", "queue", "queue_all")]
+    await scene.occur(limited, -20)
+    for job in (running, retried):
+        await scene.occur(job, 0)
+    taken = {row["job_id"]: row for row in await scene.take(worker=W)}
+    await scene.end(W, end_of(taken[retried["id"]], "failed"))
+    await scene.sql.execute("update runs set ready_at = now() + interval '1 h' where state = 'staged' and attempt = 1")
+    for job in (running, retried):
+        await scene.occur(job, -30)
+    first, second = await scene.occur(queued, -31, -32)
+    left = await ahead(scene)
+    assert ids_of(left) == [first], "the second would be blocked by the first, the others by what is alive"
+    assert (await scene.run(second))["state"] == "staged"
+    assert min(at for at in left.next_due.values() if at) == await scene.value(
+        "select ready_at from runs where limited"
+    ), "also what was left is woken for at its instant"
+
+
+async def test_a_run_by_hand_for_an_earlier_instant_blocks_an_occurrence_ahead(scene: Scene) -> None:
+    job = await scene.job(overlap="skip", schedule={"every": "PT1H"})
+    [by_hand] = await scene.ask(job, at=(await scene.now() + timedelta(seconds=10)).isoformat())
+    await scene.occur(job, -20)
+    assert ids_of(await ahead(scene)) == [by_hand]
+
+
+async def test_a_pause_binds_what_is_handed_out_after_it(scene: Scene) -> None:
+    before, after = [await scene.job(schedule={"every": "PT1H"}) for _ in range(2)]
+    [handed_out] = await scene.occur(before, -30)
+    assert ids_of(await ahead(scene)) == [handed_out]
+    for job in (before, after):
+        await scene.api.post(f"/v1/jobs/{job['id']}/pause")
+    await scene.occur(after, -30)
+    await scene.ask(after, at=(await scene.now() + timedelta(seconds=30)).isoformat())
+    assert ids_of(await ahead(scene)) == []
+    assert await scene.states(before) == ["running"] and await scene.states(after) == ["staged", "staged"]
+
+
+async def test_handed_back_before_its_instant_it_is_as_if_never_claimed(scene: Scene) -> None:
+    job = await scene.job(schedule={"every": "PT1H"}, start_deadline="PT1M")
+    [run_id] = await scene.occur(job, -30)
+    [first] = (await ahead(scene)).rows
+    back = await report.give_back(scene.db, [Returned(W, run_id, first["fence"])])
+    run = await scene.run(run_id)
+    assert (run["state"], run["attempt"], run["failures"], run["losses"]) == ("staged", 0, 0, 0)
+    assert [hint.ready_at for hint in back.hints] == [first["ready_at"]]
+    [second] = (await ahead(scene)).rows
+    assert (second["attempt"], second["fence"]) == (1, first["fence"] + 1)
+    assert (await scene.end(W, end_of(first))).accepted == set(), "the old claim is worth nothing"
+    await report.give_back(scene.db, [Returned(W, run_id, second["fence"])])
+    await scene.api.post(f"/v1/jobs/{job['id']}/pause")
+    assert await scene.states(job) == [], "a pause retracts it like any occurrence that nobody holds"
+
+
+async def test_cancelled_before_its_instant_it_stops_without_having_started(scene: Scene) -> None:
+    job = await scene.job(schedule={"every": "PT1H"})
+    [run_id] = await scene.occur(job, -30)
+    [row] = (await ahead(scene)).rows
+    assert (await scene.api.post(f"/v1/runs/{run_id}/cancel"))["state"] == "stopping"
+    await scene.end(W, end_of(row, "cancelled"))
+    run = await scene.run(run_id)
+    assert (run["state"], run["started_at"]) == ("cancelled", None)
+
+
+async def test_a_start_is_recorded_between_the_instant_and_now(scene: Scene) -> None:
+    job = await scene.job()
+    ids = await scene.ask(job, 3, at=(await scene.now() + timedelta(seconds=30)).isoformat())
+    rows = (await ahead(scene)).rows
+    # Thirty seconds later: the claim was then, the instant is ten seconds ago.
+    await scene.sql.execute(
+        "update runs set claimed_at = claimed_at - interval '40 s', ready_at = now() - interval '10 s'"
+    )
+    for row, held in zip(rows, (0, 35_000, 10_000_000), strict=True):
+        await scene.end(W, end_of(row, held_ms=held))
+    lags = [(await scene.run(i))["start_lag_ms"] for i in ids]
+    assert lags[0] == 0 and 4_000 < lags[1] < 6_000 and 9_000 < lags[2] < 11_000
 
 
 # ── overlap ──────────────────────────────────────────────────────────────────────────────────────────────────────

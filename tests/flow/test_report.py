@@ -47,7 +47,7 @@ async def test_success_moves_the_run_to_history(scene: Scene) -> None:
 async def test_times_are_kept_within_what_can_be_true(scene: Scene) -> None:
     ids = await scene.ask(await scene.job(), 3)
     keys = await scene.taken(W)
-    await scene.sql.execute("update runs set claimed_at = now() - interval '10 s'")
+    await scene.sql.execute("update runs set claimed_at = now() - interval '10 s', ready_at = now() - interval '11 s'")
     claimed = await scene.value("select max(claimed_at) from runs")
     lies = ({"held_ms": -5e9, "ran_ms": 2000}, {"held_ms": 9e15, "ran_ms": 9e15}, {"held_ms": 1000, "ran_ms": -1})
     await scene.end(W, *(end_of(k, **lie) for k, lie in zip(keys, lies, strict=True)))

@@ -196,7 +196,7 @@ DECIDED_BY_ROW: dict[str, set[tuple[str, str]]] = {
     "flow/report.sql:finish (again)": {("stopping", "staged")},
     "flow/report.sql:finish (gone)": {("stopping", "dead")},
     # A stopping run has a stop_reason, and who has one is not given back but ended.
-    "flow/report.sql:give_back (back)": {("stopping", "ready")},
+    "flow/report.sql:give_back (back)": {("stopping", "ready"), ("stopping", "staged")},
     # Only the claim and the misfire rule skip, and never what waits; `expired` and `cancelled` take any.
     "flow/shared/transitions.sql:end_unheld (ended)": {("waiting", "skipped")},
 }

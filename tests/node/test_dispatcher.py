@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
@@ -170,6 +171,108 @@ async def test_a_hint_that_comes_during_a_claim_is_not_forgotten(scene: Scene, m
     second = dispatcher.open_poll(await worker_of(scene), 5)
     await dispatcher.run_once()
     assert [row["id"] for row in second.answer.result()] == late
+
+
+# ── ahead of the instant ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def staged_in(scene: Scene, job: dict[str, Any], *seconds: float) -> list[str]:
+    """Runs for these instants, known to the node's dispatcher by their hints."""
+    now = await scene.now()
+    return [(await scene.ask(job, at=(now + timedelta(seconds=s)).isoformat()))[0] for s in seconds]
+
+
+def told(scene: Scene, lead: float) -> Dispatcher:
+    """A dispatcher without a memory that hears what the node's would."""
+    dispatcher = scene.node.dispatcher = Dispatcher(scene.db, scene.node.lanes, timedelta(seconds=lead))
+    return dispatcher
+
+
+async def got(dispatcher: Dispatcher, poll: Poll) -> list[str] | None:
+    await dispatcher.run_once()
+    return [row["id"] for row in poll.answer.result()] if poll.answer.done() else None
+
+
+async def test_who_takes_runs_ahead_gets_them_before_their_instant_and_nobody_else(scene: Scene) -> None:
+    dispatcher = told(scene, 60)
+    ids = await staged_in(scene, await scene.job(), 10, 20, 50, 90)
+    plain = dispatcher.open_poll(await worker_of(scene), 5)
+    assert await got(dispatcher, plain) is None
+    ready = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
+    assert await got(dispatcher, ready) == ids[:3] and not plain.answer.done()
+
+
+async def test_what_is_due_goes_before_what_is_soon_and_takes_its_slot(scene: Scene) -> None:
+    dispatcher = told(scene, 60)
+    job = await scene.job()
+    [soon] = await staged_in(scene, job, 10)
+    due = await scene.ask(job, 3)
+    worker = await worker_of(scene)
+    first = dispatcher.open_poll(worker, 2, ahead=True)
+    assert await got(dispatcher, first) == due[:2], "no slot is given ahead while something waits for it"
+    third = dispatcher.open_poll(worker, 0, ahead=True, held=1, held_for=5)
+    assert await got(dispatcher, third) == due[2:], "the slot of a run that waits for its instant is good enough"
+    last = dispatcher.open_poll(worker, 1, ahead=True)
+    assert await got(dispatcher, last) == [soon]
+
+
+async def test_a_held_slot_is_taken_only_if_none_is_free_and_only_in_time(scene: Scene) -> None:
+    dispatcher = told(scene, 60)
+    holder = dispatcher.open_poll(await worker_of(scene), 0, ahead=True, held=5, held_for=60)
+    free = dispatcher.open_poll(await worker_of(scene), 2, ahead=True)
+    late = dispatcher.open_poll(await worker_of(scene), 0, ahead=True, held=5, held_for=0)
+    due = await scene.ask(await scene.job(), 4)
+    await dispatcher.run_once()
+    assert sorted(row["id"] for p in (holder, free) for row in p.answer.result()) == sorted(due)
+    assert len(free.answer.result()) == 2 and not late.answer.done()
+
+
+async def test_an_idle_dispatcher_sleeps_until_the_next_instant_less_half_the_lead(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_HUNGRY_SCAN", "_BUSY_SCAN"):
+        monkeypatch.setattr(f"tocsin.node.dispatcher.{name}", 3600)
+    dispatcher = told(scene, 60)
+    poll = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
+    await dispatcher.run_once()
+    assert await dispatcher.run_once() == 3600
+    job = await scene.job()
+    [later] = await staged_in(scene, job, 600)
+    assert 560 < await dispatcher.run_once() <= 570
+    [sooner] = await staged_in(scene, job, 100)
+    assert 60 < await dispatcher.run_once() <= 70
+    [soonest] = await staged_in(scene, job, 5)
+    assert await got(dispatcher, poll) == [soonest]
+    second = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
+    assert 60 < await dispatcher.run_once() <= 70, "the claim told what comes next"
+    dispatcher.close_poll(second)
+    assert 90 < await dispatcher.run_once() <= 100, "with nobody to hand out to, the instant itself"
+    assert not {later, sooner} & {row["id"] for row in poll.answer.result()}
+
+
+async def test_what_could_not_go_ahead_is_claimed_at_its_instant(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tocsin.node.dispatcher._HUNGRY_SCAN", 3600)
+    dispatcher = told(scene, 60)
+    [run_id] = await staged_in(scene, await scene.job(max_concurrency=1), 0.5)
+    poll = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
+    dispatcher.start()
+    try:
+        [row] = await asyncio.wait_for(poll.answer, 10)
+    finally:
+        await dispatcher.stop()
+    assert row["id"] == run_id and row["claimed_at"] >= row["ready_at"]
+    assert row["claimed_at"] - row["ready_at"] < timedelta(seconds=5), "woken for it, not found by a scan"
+
+
+async def test_a_run_staged_into_a_window_that_was_handed_out_goes_ahead_too(scene: Scene) -> None:
+    dispatcher = told(scene, 60)
+    job = await scene.job()
+    [first] = await staged_in(scene, job, 20)
+    assert await got(dispatcher, dispatcher.open_poll(await worker_of(scene), 5, ahead=True)) == [first]
+    poll = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
+    assert await got(dispatcher, poll) is None
+    [second] = await staged_in(scene, job, 25)
+    assert await got(dispatcher, poll) == [second]
 
 
 class Told:

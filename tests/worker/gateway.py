@@ -143,7 +143,7 @@ class Gateway:
         self.claims_open += 1
         await self._tell()
         try:
-            taken = await self._take(body.slots, body.wait)
+            taken = await self._take(body.slots + body.held, body.wait)
         finally:
             self.claims_open -= 1
             await self._tell()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from datetime import timedelta
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tocsin.client.app import App
-from tocsin.clock import boottime
+from tocsin.clock import DRIFT, EPOCH, boottime, iso
 from tocsin.worker.channel import Channel
 from tocsin.worker.lines import LINE_BYTES, LineSplitter, OutputLimit, clean
 from tocsin.worker.link import Link, LogConflict, Refused, UnknownWorker, Unreachable
@@ -62,7 +65,27 @@ def test_the_servers_clock_is_never_ahead_and_follows_a_step_back() -> None:
     clock.observe("2026-12-01T09:00:20.000000Z", 120.0, 125.0)  # a slow one teaches nothing
     assert clock.monotonic_of(base) == 100.5
     clock.observe("2026-12-01T08:59:00.000000Z", 130.0, 130.1)  # stepped back 90 s
-    assert clock.monotonic_of(base) == pytest.approx(190.1)
+    assert clock.monotonic_of(base + 130) == pytest.approx(320.1, abs=0.05)
+
+
+@given(
+    drift=st.floats(-DRIFT / 2, DRIFT / 2),
+    answers=st.lists(st.tuples(st.floats(0.1, 600), st.floats(0, 2), st.floats(0, 2)), min_size=1, max_size=20),
+    after=st.floats(0, 600),
+)
+def test_the_servers_clock_is_never_ahead_however_the_clocks_drift(
+    drift: float, answers: list[tuple[float, float, float]], after: float
+) -> None:
+    clock, here = ServerClock(), 1000.0
+
+    def there(monotonic: float) -> float:
+        return 1.8e9 + monotonic * (1 + drift)
+
+    for pause, to, back in answers:
+        sent, here = here + pause, here + pause + to + back
+        clock.observe(iso(EPOCH + timedelta(seconds=there(sent + to))), sent, here)
+    wanted = there(here + after)
+    assert clock.monotonic_of(wanted) >= here + after - 2e-6, "it begins before the server's clock is there"
 
 
 @pytest.mark.parametrize(

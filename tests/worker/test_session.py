@@ -149,6 +149,28 @@ async def test_a_run_never_starts_before_its_instant_and_can_be_stopped_while_it
         assert end.outcome == "cancelled" and end.ran_ms == 0
 
 
+async def test_a_run_that_waits_for_its_instant_gives_way_to_one_that_is_due() -> None:
+    async with started(slots=2, heartbeat=0.1) as (gateway, _):
+        sooner, later = (gateway.process("sleep", "300", in_seconds=s) for s in (60, 120))
+        await gateway.until(lambda: [r for r in gateway.reports if len(r.running or []) == 2])
+        await gateway.until(lambda: gateway.claims_open)
+        due = gateway.process("true")
+        assert (await gateway.end_of(due)).outcome == "succeeded"
+        await gateway.until(lambda: gateway.returned == [(later.run_id, later.fence)])
+        assert not {sooner.run_id, later.run_id} & set(gateway.finished)
+
+
+async def test_a_run_that_is_about_to_start_does_not_give_way() -> None:
+    async with started(slots=1, heartbeat=0.1) as (gateway, _):
+        held = gateway.process("sleep", "0.2", in_seconds=0.4)
+        await gateway.until(lambda: gateway.queue.empty() and gateway.claims_open)
+        await gateway.until(lambda: not gateway.claims_open)
+        due = gateway.process("true")
+        assert (await gateway.end_of(held)).outcome == "succeeded"
+        assert (await gateway.end_of(due)).outcome == "succeeded"
+        assert gateway.returned == []
+
+
 async def test_nothing_survives_the_sudden_death_of_the_worker() -> None:
     async with started(module="sample:app") as (gateway, process):
         run = gateway.process("bash", "-c", "setsid sleep 300 & echo $!; echo $$; sleep 300")

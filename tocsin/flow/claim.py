@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from tocsin.flow.shared.transitions import SQL as SHARED
@@ -42,9 +42,7 @@ _LEAVES = ("paused", "overlap", "skipped_overlap", "coalesced", "limit")
 
 async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> Taken:
     """Claim up to one run for each of `slots`, each named by the worker that has it free."""
-    workers = list(dict.fromkeys(slots))
-    index = {worker: i for i, worker in enumerate(workers, 1)}
-    whose = [index[worker] for worker in slots]
+    workers, whose = _seats(slots)
     with STEP_SECONDS.labels("claim").time():
         rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 4))
     await db.failpoints.hit("claim.after_commit")
@@ -61,6 +59,13 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> T
     left = Counter((row["lane_id"], row["tenant_id"]) for row in going)
     left.update((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
     return Taken(going, left)
+
+
+def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The workers, each once, and for each slot whose it is (from 1)."""
+    workers = list(dict.fromkeys(slots))
+    index = {worker: i for i, worker in enumerate(workers, 1)}
+    return workers, [index[worker] for worker in slots]
 
 
 async def _take_limited(db: Database, candidates: list[Row], workers: list[str], whose: list[int]) -> list[Row]:
@@ -94,6 +99,25 @@ def _count(going: list[Row], others: list[Row]) -> None:
     oldest = min((row["ready_at"] for row in going if row["attempt"] == 1), default=None)
     if oldest is not None:
         START_LAG.observe(max(0.0, (going[0]["claimed_at"] - oldest).total_seconds()))
+
+
+class Ahead(NamedTuple):
+    """Runs claimed before their instant; how far this looked; and for each place the next instant that is left."""
+
+    rows: list[Row]
+    until: datetime
+    next_due: dict[tuple[int, int], datetime | None]
+
+
+async def take_ahead(db: Database, shares: Sequence[Share], slots: Sequence[str], lead: timedelta) -> Ahead:
+    """Claim runs that fall due within `lead` and that nothing can block any more, for slots nobody else wants."""
+    with STEP_SECONDS.labels("claim").time():
+        rows = await db.fetch("vital", SQL["take_ahead"], *_seats(slots), *columns(shares, 4)[:3], lead)
+    await db.failpoints.hit("claim.after_commit")
+    going = [row for row in rows if row["verdict"] == "go"]
+    _count(going, [])
+    left = rows[len(going) :]
+    return Ahead(going, left[0]["scheduled_for"], {(row["lane_id"], row["tenant_id"]): row["ready_at"] for row in left})
 
 
 async def promote(db: Database, places: Sequence[tuple[int, int]], most: int) -> int:

@@ -180,6 +180,65 @@ union all
 select 'limit', p.tenant_id, p.id::text, p.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, p.lane_id, true
   from parked p
 
+-- :name take_ahead
+-- staged → running before its instant, at most $6 ahead: it travels with its `start_at`. Whatever is decided when a run
+-- falls due must be decided already, so only what nothing can block any more is taken: no exact limit, no pause, and no
+-- earlier run of its job that is alive or will be due by then. The rest is left for its instant.
+-- Of the first thousand by time (or twice the share) those foremost in the order go, as a promotion would have it.
+-- Also answered, for each place (`later`): the next instant that is left, and how far this looked ahead.
+--   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares  $6 how far
+-- :include slots
+want as (
+    select *
+      from unnest($3::int[], $4::int[], $5::int[]) with ordinality as w(lane_id, tenant_id, share, turn)
+),
+near as materialized (
+    select w.share, row_number() over (partition by w.turn order by r.order_key, r.id) as place_in_line, r.*
+      from want w
+     cross join lateral (
+            select r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.ready_at, r.order_key
+              from runs r
+             where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
+               and r.ready_at > now() and r.ready_at <= now() + $6::interval and not r.limited
+             order by r.ready_at
+             limit greatest(2 * w.share, 1000)) r
+),
+clear as materialized (
+    select n.tenant_id, n.id
+      from near n
+      left join holds h on h.tenant_id = n.tenant_id and h.job_id = n.job_id
+     where n.place_in_line <= n.share and h.job_id is null
+       and (n.overlap is null or n.trigger <> 'schedule' or n.attempt > 0 or not exists (
+            select from runs e
+             where e.job_id = n.job_id and e.id < n.id and e.trigger <> 'backfill'
+               and (e.state <> 'staged' or e.ready_at <= n.ready_at or e.attempt > 0)))
+),
+going as materialized (
+    select r.place, row_number() over () as rank
+      from clear c
+     cross join lateral (
+            select r.ctid as place from runs r
+             where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'staged'
+             limit 1
+               for update skip locked) r
+),
+claimed as (
+-- :include start
+)
+select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
+       c.once or coalesce(c.overlap in ('queue', 'queue_all'), false) as special
+  from claimed c
+union all
+select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, now() + $6::interval,
+       (select r.ready_at from runs r
+         where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged' and r.ready_at > now()
+           and r.id not in (select c.id from claimed c)
+         order by r.ready_at
+         limit 1),
+       null, null, null, w.lane_id, true
+  from want w
+
 -- :name promote
 -- staged (due) → ready: where more is due than can start, order and fairness rule, so it enters the ordered index.
 with want as (

@@ -2,7 +2,7 @@
 select r.id::text as id, r.tenant_id, r.job_id::text as job_id, j.name as job_name, r.job_version, r.state,
        null::text as outcome, null::text as reason, r.blocked_by, r.attempt, r.failures, r.losses, r.max_attempts,
        r.fence, r.priority, r.scheduled_for, r.ready_at,
-       case when r.state in ('running', 'stopping') then r.claimed_at end as started_at,
+       case when r.state in ('running', 'stopping') then greatest(r.claimed_at, r.ready_at) end as started_at,
        null::timestamptz as finished_at, r.worker_id::text as worker, null::int as exit_code,
        null::text as error_class, null::text as error, r.args, null::text as result, null::text as usage,
        r.tags::text as tags, r.trigger, r.origin_run_id::text as origin_run_id, 1 as count
@@ -57,7 +57,7 @@ select h.attempt, h.fence, h.outcome, h.started_at, h.finished_at, h.worker_id::
   from history h
  where h.tenant_id = $1 and h.run_id = $2 and h.outcome is not null
 union all
-select r.attempt, r.fence, null, r.claimed_at, null, r.worker_id::text, null, null, null, null, null
+select r.attempt, r.fence, null, greatest(r.claimed_at, r.ready_at), null, r.worker_id::text, null, null, null, null, null
   from runs r
  where r.tenant_id = $1 and r.id = $2 and r.state in ('running', 'stopping')
 order by attempt

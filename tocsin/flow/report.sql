@@ -83,8 +83,10 @@ recorded as (
            h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args, h.tags, h.origin_run_id
       from held h
      cross join lateral (
-            select least(now(), greatest(h.claimed_at, h.claimed_at + h.held_ms * interval '1 millisecond'))
-                   as started_at) s
+            -- Cancelled before its instant: the worker had it, but never began.
+            select case when h.outcome = 'cancelled' and h.ready_at > now() then null
+                        else least(now(), greatest(h.ready_at, h.claimed_at + h.held_ms * interval '1 millisecond'))
+                   end as started_at) s
 ),
 buried as (
     insert into dead_letters (tenant_id, run_id, job_id, job_version, priority, error_class, error, args, tags)
@@ -118,6 +120,8 @@ select i.id::text as id, i.fence
 -- :name give_back
 -- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to
 -- be stopped. One that a cancel moves meanwhile is given back again by the worker's next heartbeat.
+-- → staged if its instant has not come: then it is as if it had never been claimed, so that its deadline counts and a
+-- pause or an edit retracts it. Only the fence stays as high as it was.
 with told as (
     select * from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
 ),
@@ -133,7 +137,8 @@ held as materialized (
 ),
 back as (
     update runs r
-       set state = 'ready', worker_id = null, claim_id = null
+       set state = case when r.ready_at > now() then 'staged' else 'ready' end,
+           attempt = r.attempt - (r.ready_at > now())::int, worker_id = null, claim_id = null
       from held h
      where h.stop_reason is null and r.ctid = h.place
     returning r.tenant_id, r.id, r.fence, r.lane_id, r.ready_at, r.order_key

@@ -28,7 +28,7 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ready", "waiting"): ("claim",),
     ("waiting", "ready"): ("release", "resume", "sweep"),
     ("running", "stopping"): ("cancel",),
-    ("running", "staged"): ("report", "reap"),
+    ("running", "staged"): ("report", "reap", "give_back"),
     ("running", "ready"): ("give_back",),
     ("running", "succeeded"): ("report",),
     ("stopping", "succeeded"): ("report",),

@@ -51,7 +51,7 @@ class Node:
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
-        self.dispatcher = Dispatcher(self.db, self.lanes)
+        self.dispatcher = Dispatcher(self.db, self.lanes, timedelta(seconds=settings.ahead_seconds))
         self.whisper = Whisper(self.db, self._heard, self._stop)
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
         self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)

@@ -3,16 +3,20 @@
 It remembers, per (lane, tenant), whether something may be claimable and where live index entries begin (the floor),
 so that a claim starts at live rows however many dead ones a held snapshot keeps in front of them. Hints keep the
 memory fresh; a scan from the very beginning, now and then, is the safety net, and polling alone stays correct.
+
+It also remembers the next instant at which something staged falls due. Slots that nothing due wants are given to such
+runs a moment ahead of their instant, and the worker starts them on the dot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from tocsin.flow import claim
 from tocsin.flow.claim import THE_BEGINNING, Share
@@ -28,6 +32,7 @@ _BUSY_SCAN = 2.0
 _LOOK_BACK = timedelta(seconds=15)  # the head start of the highest priority, and 5 s for what was inserted out of order
 _MOST_PER_CLAIM = 1000
 _PROMOTE = 1000
+_Claimed = TypeVar("_Claimed", claim.Taken, claim.Ahead)
 
 
 @dataclass(eq=False)
@@ -39,6 +44,9 @@ class Poll:
     answer: asyncio.Future[list[Row]]
     lanes: frozenset[int] = frozenset()
     lapses_at: float = float("inf")  # on the monotonic clock, as far as this node knows
+    ahead: bool = False  # takes runs before their instant
+    held: int = 0  # further slots, whose run waits for its instant and gives way to something due …
+    held_until: float = 0.0  # … before the first of them starts
     claiming: bool = False
     closed: bool = False
     uncertain: bool = False  # a claim for it failed, perhaps after its commit
@@ -57,7 +65,12 @@ class Place:
     floor: datetime = THE_BEGINNING
     may_have: bool = False
     next_due: datetime | None = None
+    ahead_until: datetime = THE_BEGINNING  # what falls due by then and could be handed out ahead has been
     hints: int = 0
+
+    def opens_at(self, lead: timedelta) -> datetime | None:
+        """When to hand out ahead. Half the lead before the instant: what the other half brings goes with it."""
+        return self.next_due - lead / 2 if self.next_due is not None and self.next_due > self.ahead_until else None
 
 
 @dataclass
@@ -66,6 +79,7 @@ class Dispatcher(Loop):
 
     db: Database
     lanes: LaneBook
+    lead: timedelta = timedelta(seconds=1)
     name: str = "dispatcher"
     polls: list[Poll] = field(default_factory=list)
     _places: dict[tuple[int, int], Place] = field(default_factory=lambda: defaultdict(Place))
@@ -81,9 +95,20 @@ class Dispatcher(Loop):
 
     # ── what others tell it ──────────────────────────────────────────────────────────────────────────────────────
 
-    def open_poll(self, worker: Worker, slots: int, lapses_at: float = float("inf")) -> Poll:
-        """A worker has free slots, and a lease until `lapses_at` unless it renews it."""
+    def open_poll(
+        self,
+        worker: Worker,
+        slots: int,
+        lapses_at: float = float("inf"),
+        *,
+        ahead: bool = False,
+        held: int = 0,
+        held_for: float = 0.0,
+    ) -> Poll:
+        """A worker has free slots, and a lease until `lapses_at` unless it renews it; `held` further ones have a run
+        that gives way, for `held_for` seconds."""
         poll = Poll(worker, slots, asyncio.get_running_loop().create_future(), lapses_at=lapses_at)
+        poll.ahead, poll.held, poll.held_until = ahead, held, time.monotonic() + held_for
         poll.lanes = self.lanes.open_to(worker.pool, worker.targets, worker.functions)
         self.polls.append(poll)
         self.wake()
@@ -106,8 +131,11 @@ class Dispatcher(Loop):
             place.floor = min(place.floor, hint.order_key)
             if hint.ready_at <= now:
                 place.may_have = True
-            elif place.next_due is None or hint.ready_at < place.next_due:
+                continue
+            if place.next_due is None or hint.ready_at < place.next_due:
                 place.next_due = hint.ready_at
+            if hint.ready_at <= place.ahead_until:
+                place.ahead_until = THE_BEGINNING
         self.wake()
 
     def rescan(self) -> None:
@@ -134,6 +162,8 @@ class Dispatcher(Loop):
             for lanes in {poll.lanes for poll in self.polls}:
                 self._served[lanes] = time.monotonic()
                 claimed |= await self._serve(lanes)
+        for lanes in {poll.lanes for poll in self.polls if poll.ahead} if self.lead else ():
+            await self._serve_ahead(lanes)
         if time.monotonic() - self._scanned >= (_HUNGRY_SCAN if self.polls else _BUSY_SCAN):
             await self._scan()
             if self.polls and any(place.may_have for place in self._places.values()):
@@ -141,9 +171,16 @@ class Dispatcher(Loop):
         return self._pause()
 
     def _pause(self) -> float:
+        """Until the next instant that something is to be done at; a scan, at the latest."""
         now = self.db.clock.now()
-        soonest = min((p.next_due for p in self._places.values() if p.next_due is not None), default=None)
         longest = _HUNGRY_SCAN if self.polls else _BUSY_SCAN
+        takes_ahead = frozenset[int]().union(*(poll.lanes for poll in self.polls if poll.ahead and poll.slots))
+        soonest = None
+        for (lane, _), place in self._places.items():
+            opens = place.opens_at(self.lead) if lane in takes_ahead and self.lead else None
+            at = place.next_due if opens is None else opens
+            if at is not None and (soonest is None or at < soonest):
+                soonest = at
         return max(0.0005, min(longest, (soonest - now).total_seconds())) if soonest else longest
 
     def _wake_due_places(self) -> None:
@@ -165,16 +202,48 @@ class Dispatcher(Loop):
     async def _serve(self, lanes: frozenset[int]) -> bool:
         """One claim for all workers with these abilities; answers whether another one may find more."""
         polls = [p for p in self.polls if p.lanes == lanes and not p.answer.done()]
-        slots = _interleave(polls)[:_MOST_PER_CLAIM]
-        shares = self._shares(lanes, len(slots), polls[0].worker.pool) if slots else []
+        now = time.monotonic()
+        slots = _interleave(polls, lambda p: p.slots)
+        # Runs that wait for their instant give way only to what finds no other slot.
+        slots += _interleave(polls, lambda p: p.held if p.held_until > now else 0)
+        slots = slots[:_MOST_PER_CLAIM]
+        places = {key: place.floor for key, place in self._places.items() if place.may_have and key[0] in lanes}
+        shares = self._shares(places, len(slots), polls[0].worker.pool) if slots else []
         if not shares:
             return False
-        given: dict[int, list[Row]] = defaultdict(list)
         hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
+        taken = await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
+        self._learn(shares, hints, taken)
+        self._charge(taken.rows, polls[0].worker.pool)
+        return taken.left.total() > 0 or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
+
+    async def _serve_ahead(self, lanes: frozenset[int]) -> None:
+        """The same with what falls due soon, for slots that nothing due wants."""
+        polls = [p for p in self.polls if p.lanes == lanes and p.ahead and not p.answer.done()]
+        slots = _interleave(polls, lambda p: p.slots)[:_MOST_PER_CLAIM]
+        now = self.db.clock.now()
+        places = {
+            key: place.next_due
+            for key, place in self._places.items()
+            if key[0] in lanes and (at := place.opens_at(self.lead)) is not None and at <= now and place.next_due
+        }
+        shares = self._shares(places, len(slots), polls[0].worker.pool) if slots else []
+        if not shares:
+            return
+        hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
+        taken = await self._give(polls, slots, lambda workers: claim.take_ahead(self.db, shares, workers, self.lead))
+        self._learn_ahead(shares, hints, taken)
+        self._charge(taken.rows, polls[0].worker.pool)
+
+    async def _give(
+        self, polls: list[Poll], slots: list[Poll], take: Callable[[list[str]], Awaitable[_Claimed]]
+    ) -> _Claimed:
+        """Claim for the workers of these slots, and answer the polls that got something."""
+        given: dict[int, list[Row]] = defaultdict(list)
         for poll in polls:
             poll.claiming = True
         try:
-            taken = await claim.take(self.db, shares, [slot.worker.id for slot in slots])
+            taken = await take([slot.worker.id for slot in slots])
             for row in taken.rows:
                 given[id(slots[row["slot"] - 1])].append(row)
         except BaseException:
@@ -187,20 +256,23 @@ class Dispatcher(Loop):
                 if given[id(poll)] or poll.closed:
                     poll.settle(given[id(poll)])
             self.polls = [poll for poll in self.polls if not poll.answer.done()]
-        self._learn(shares, hints, taken, polls[0].worker.pool)
-        return taken.left.total() > 0 or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
+        return taken
 
-    def _shares(self, lanes: frozenset[int], slots: int, pool: str) -> list[Share]:
-        """How much each tenant may take now, and from which of its lanes: the one whose first run is foremost."""
-        first: dict[int, tuple[int, Place]] = {}
-        for (lane, tenant), place in self._places.items():
-            if place.may_have and lane in lanes and (tenant not in first or place.floor < first[tenant][1].floor):
-                first[tenant] = (lane, place)
+    def _shares(self, places: dict[tuple[int, int], datetime], slots: int, pool: str) -> list[Share]:
+        """How much each tenant may take now, and from which of its lanes: the one that is foremost."""
+        first: dict[int, tuple[datetime, int]] = {}
+        for (lane, tenant), place in places.items():
+            if tenant not in first or (place, lane) < first[tenant]:
+                first[tenant] = (place, lane)
         if not first:
             return []
         shares = allot(slots, self._times[pool].of(first), self._weights)
         look_back = self._look_back()
-        return [Share(first[t][0], t, n, min(first[t][1].floor, look_back)) for t, n in shares.items()]
+        return [
+            Share(lane, tenant, shares[tenant], min(self._places[lane, tenant].floor, look_back))
+            for tenant, (_, lane) in first.items()
+            if tenant in shares
+        ]
 
     def _look_back(self) -> datetime:
         """Every quarter second one claim starts a little earlier than the floors say."""
@@ -209,13 +281,11 @@ class Dispatcher(Loop):
         self._looked_back = time.monotonic()
         return self.db.clock.now() - _LOOK_BACK
 
-    def _learn(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Taken, pool: str) -> None:
+    def _learn(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Taken) -> None:
         """What a claim says of its places, unless a hint came while it was under way: that knows of younger runs."""
         last: dict[tuple[int, int], datetime] = {}
-        given: dict[int, int] = defaultdict(int)
         for row in taken.rows:
             key = row["lane_id"], row["tenant_id"]
-            given[key[1]] += 1
             if key not in last or last[key] < row["order_key"]:
                 last[key] = row["order_key"]
         for share, before in zip(shares, hints, strict=True):
@@ -224,7 +294,21 @@ class Dispatcher(Loop):
             if place.hints == before:
                 place.may_have = taken.left[key] >= share.most
                 place.floor = last.get(key, place.floor)
-        for tenant, count in given.items():
+
+    def _learn_ahead(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Ahead) -> None:
+        got = Counter((row["lane_id"], row["tenant_id"]) for row in taken.rows)
+        for share, before in zip(shares, hints, strict=True):
+            key = share.lane_id, share.tenant_id
+            place, left = self._places[key], taken.next_due[key]
+            if place.hints != before:
+                place.next_due = min((at for at in (place.next_due, left) if at is not None), default=None)
+                continue
+            place.next_due = left
+            if got[key] < share.most:
+                place.ahead_until = taken.until
+
+    def _charge(self, rows: Sequence[Row], pool: str) -> None:
+        for tenant, count in Counter(row["tenant_id"] for row in rows).items():
             self._times[pool].charge(tenant, count, self._weights.get(tenant, 1))
 
     async def _scan(self) -> None:
@@ -257,13 +341,13 @@ class Dispatcher(Loop):
             times.forget_idle({tenant for _, tenant in seen})
 
 
-def _interleave(polls: list[Poll]) -> list[Poll]:
+def _interleave(polls: list[Poll], free: Callable[[Poll], int]) -> list[Poll]:
     """The free slots of all polls, in turn, whoever has most first: work spreads over the workers."""
-    order = sorted(polls, key=lambda p: -p.slots)
+    order = sorted(((free(p), p) for p in polls), key=lambda o: -o[0])
     out: list[Poll] = []
     depth = 0
     while len(out) < _MOST_PER_CLAIM:
-        layer = [p for p in order if p.slots > depth]
+        layer = [p for slots, p in order if slots > depth]
         if not layer:
             break
         out += layer

@@ -42,6 +42,7 @@ from tocsin.wire import (
 )
 
 _LONGEST_WAIT = 60.0
+_MOST_SLOTS = 10_000
 _MOST_ENDINGS = 20
 _MOST_PLAIN = 200_000
 
@@ -106,9 +107,9 @@ class Gateway:
         session = await self._session(who, worker_id)
         await self._check_lease(who, session)
         await self._take_back_lost(session, body.last_claim)
-        if session.orders or session.state != "live" or body.slots <= 0:
+        if session.orders or session.state != "live" or (body.slots <= 0 and body.held <= 0):
             return self._answer_orders(session)
-        rows = await self._poll(session, min(body.slots, session.worker.slots, 10_000), body.wait, gone)
+        rows = await self._poll(session, body, gone)
         if gone.done():
             await self._hand_back(worker_id, rows)
             return None
@@ -117,12 +118,18 @@ class Gateway:
         session.last_claim = max(row["claim_id"] for row in rows)
         return await self._claim_answer(session, rows, body.shared_specs, packed)
 
-    async def _poll(self, session: Session, slots: int, wait: float, gone: asyncio.Future[None]) -> list[Row]:
+    async def _poll(self, session: Session, body: Claim, gone: asyncio.Future[None]) -> list[Row]:
         lapses_at = session.renewed_at + self._settings.lease_seconds
-        poll = session.poll = self._dispatcher.open_poll(session.worker, slots, lapses_at)
+        slots = max(0, min(body.slots, session.worker.slots, _MOST_SLOTS))
+        held = max(0, min(body.held, session.worker.slots - slots, _MOST_SLOTS - slots))
+        poll = session.poll = self._dispatcher.open_poll(
+            session.worker, slots, lapses_at, ahead=body.ahead, held=held, held_for=body.held_for
+        )
         either: set[asyncio.Future[Any]] = {poll.answer, gone}
         try:
-            await asyncio.wait(either, timeout=min(max(wait, 0.0), _LONGEST_WAIT), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                either, timeout=min(max(body.wait, 0.0), _LONGEST_WAIT), return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             self._dispatcher.close_poll(poll)
             session.poll = None
@@ -155,7 +162,7 @@ class Gateway:
             superseded=[key for key in told if key not in accepted],
             stop=orders,
             drain=session.state == "draining",
-            now=iso(self._db.clock.now()),
+            now=iso(self._db.clock.reached()),
         )
 
     async def ship_logs(self, who: Identity, worker_id: str, body: LogShipment) -> None:
@@ -241,7 +248,13 @@ class Gateway:
 
     def _answer_orders(self, session: Session) -> ClaimAnswer:
         orders, session.orders = session.orders, []
-        return ClaimAnswer(claim_id=max(session.last_claim, 0), runs=[], stop=orders, drain=session.state == "draining")
+        return ClaimAnswer(
+            claim_id=max(session.last_claim, 0),
+            runs=[],
+            now=iso(self._db.clock.reached()),
+            stop=orders,
+            drain=session.state == "draining",
+        )
 
     async def _claim_answer(self, session: Session, rows: list[Row], shared: bool, packed: bool) -> ClaimAnswer:
         if len(self._plain) > _MOST_PLAIN:
@@ -255,6 +268,7 @@ class Gateway:
                 self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
                 for row in rows
             ],
+            now=iso(max(self._db.clock.reached(), rows[0]["claimed_at"])),
             specs=_shared_specs(known, packed) if shared else {},
             stop=orders,
             drain=session.state == "draining",

@@ -30,6 +30,7 @@ log = get_logger("worker")
 
 CLAIM_WAIT = 20.0
 _LEASE_CHECK = 0.1
+_GIVES_WAY = 0.02  # a run whose instant is nearer than this does not give way any more
 _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
 _LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
@@ -113,19 +114,19 @@ class Session:
     async def _claims(self) -> None:
         failures = 0
         while True:
-            while (free := self._free()) <= 0:
+            while (wanted := self._wanted()) is None:
                 self._may_claim.clear()
                 await self._may_claim.wait()
             try:
-                await self._claim(free, CLAIM_WAIT)
+                await self._claim(wanted)
                 failures = 0
             except Unreachable as exc:
                 failures += 1
                 log.warning("claim failed", why=str(exc), failures=failures)
                 await asyncio.sleep(_back_off(failures, 5.0))
 
-    async def _claim(self, slots: int, wait: float) -> None:
-        body = wire.Claim(slots=slots, last_claim=self._last_claim, wait=wait, shared_specs=True)
+    async def _claim(self, body: wire.Claim) -> None:
+        sent = time.monotonic()
         request = asyncio.ensure_future(self._link.claim(self.worker_id, body))
         try:
             answer = await asyncio.shield(request)
@@ -137,11 +138,29 @@ class Session:
             request.cancel()
             raise
         self.check_lease()
+        if answer.now:
+            self._clock.observe(answer.now, sent, time.monotonic())
         self._take(answer)
 
-    def _free(self) -> int:
-        unreported = len(self._finished) + self._unanswered
-        return self._slots - self._busy if unreported < self._max_unreported else 0
+    def _wanted(self) -> wire.Claim | None:
+        """What to ask for; None if there is no room. A run that waits for its instant gives way to something due, so
+        its slot is offered, too, until the first of them starts."""
+        if len(self._finished) + self._unanswered >= self._max_unreported:
+            return None
+        free = self._slots - self._busy
+        held_for = self._held[0][0] - time.monotonic() - _GIVES_WAY if self._held else 0.0
+        held = len(self._held) if held_for > 0 else 0
+        if free <= 0 and not held:
+            return None
+        return wire.Claim(
+            slots=max(free, 0),
+            ahead=True,
+            held=held,
+            held_for=held_for if held else 0.0,
+            last_claim=self._last_claim,
+            wait=CLAIM_WAIT if free > 0 else min(held_for, CLAIM_WAIT),
+            shared_specs=True,
+        )
 
     def _take(self, answer: wire.ClaimAnswer) -> None:
         self._last_claim = max(self._last_claim, answer.claim_id)
@@ -152,15 +171,16 @@ class Session:
         for run in answer.runs:
             if (run.run_id, run.fence) in self._live:
                 continue
-            if self._busy >= self._slots:  # more than we asked for
+            start_at = instant(run.start_at)
+            is_due = start_at <= server_now
+            if self._busy >= self._slots and not (is_due and self._make_way()):  # more than we asked for
                 self._returned.append((run.run_id, run.fence))
                 continue
             spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else _read(run.spec)
             attempt = self._admit(run, spec, received)
             if attempt is None:
                 continue
-            start_at = instant(run.start_at)
-            if start_at <= server_now or self._drain.wanted.is_set():
+            if is_due or self._drain.wanted.is_set():
                 due.setdefault(attempt.executor, []).append(attempt)
             else:
                 self._hold(attempt, start_at)
@@ -187,6 +207,15 @@ class Session:
         self.ended([(attempt, attempt.finished("failed", error_class="start", message=why))])
         return None
 
+    def _make_way(self) -> bool:
+        """Hand back the run whose instant is furthest away; False if none waits."""
+        if not self._held:
+            return False
+        last = max(self._held)[2]
+        self._unhold({last})
+        self.handed_back([last])
+        return True
+
     def _hold(self, attempt: Attempt, start_at: float) -> None:
         entry = (self._clock.monotonic_of(start_at), next(self._serial), attempt)
         heapq.heappush(self._held, entry)
@@ -210,6 +239,7 @@ class Session:
             return
         for executor, attempts in due.items():
             executor.start(attempts)
+        self._may_claim.set()
         self._set_held_timer()
 
     # ── what executors say ───────────────────────────────────────────────────────────────────────────────────────
@@ -351,12 +381,12 @@ class Session:
             self._drain.ask()
 
     def _stop(self, attempt: Attempt) -> None:
-        if self._unhold([attempt]):
+        if self._unhold({attempt}):
             self.ended([(attempt, attempt.finished("cancelled"))])
         else:
             attempt.executor.stop(attempt)
 
-    def _unhold(self, attempts: list[Attempt]) -> bool:
+    def _unhold(self, attempts: set[Attempt]) -> bool:
         """Take attempts out of those that wait for their instant; whether any was there."""
         kept = [entry for entry in self._held if entry[2] not in attempts]
         if len(kept) == len(self._held):
@@ -372,8 +402,9 @@ class Session:
         await _cancel(claims)
         with contextlib.suppress(Unreachable, TimeoutError):
             # The closed poll's answer may be lost on its way; a later request that lacks it is the proof.
-            await asyncio.wait_for(self._claim(0, 0.0), 1.0)
-        held = [entry[2] for entry in self._held]
+            look = wire.Claim(slots=0, last_claim=self._last_claim, wait=0.0, shared_specs=True)
+            await asyncio.wait_for(self._claim(look), 1.0)
+        held = {entry[2] for entry in self._held}
         self._unhold(held)
         self.handed_back(held)
         if self._busy:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from tocsin.clock import boottime
+from tocsin.clock import DRIFT, boottime
 
 
 class Lease:
@@ -43,27 +43,30 @@ class ServerClock:
     """The server's time as a lower bound: what it says here has surely passed there, so nothing starts early.
 
     An answer's `now` was read between sending and receiving. `now - received` therefore bounds the offset from below
-    and `now - sent` from above; the best lower bound is kept until a reading contradicts it (a stepped clock).
+    and `now - sent` from above. The best lower bound is kept, and lowered by what the clocks may have run apart since,
+    until a reading contradicts it (a stepped clock).
     """
 
     def __init__(self) -> None:
         self._offset = float("-inf")
+        self._read_at = 0.0
 
     def observe(self, now: str, sent: float, received: float) -> None:
         """Take in the `now` of an answer; the instants are `time.monotonic`."""
         server = instant(now)
-        if self._offset > server - sent:
-            self._offset = server - received
-        else:
-            self._offset = max(self._offset, server - received)
+        worn = self._offset - DRIFT * (received - self._read_at)
+        if server - received >= worn or worn > server - sent:
+            self._offset, self._read_at = server - received, received
 
     def now(self) -> float:
         """Unix seconds that the server's clock has reached."""
-        return time.monotonic() + self._offset
+        now = time.monotonic()
+        return now + self._offset - DRIFT * (now - self._read_at)
 
     def monotonic_of(self, at: float) -> float:
         """The `time.monotonic` instant at which `at` has surely come."""
-        return at - self._offset
+        instant = at - self._offset
+        return instant + DRIFT * max(instant - self._read_at, 0.0)
 
 
 def instant(text: str) -> float:
