@@ -18,6 +18,7 @@ import pytest
 
 from tocsin.node.assemble import Node, bootstrap
 from tocsin.node.server.app import build
+from tocsin.node.server.protocol import Request, Respond
 from tocsin.settings import Settings
 from tocsin.store.embedded import Embedded
 
@@ -105,6 +106,25 @@ async def still_node(settings: Settings) -> AsyncIterator[Node]:
     await node.stop()
 
 
+class InProcess(httpx.AsyncBaseTransport):
+    """From httpx to the application without a socket."""
+
+    def __init__(self, respond: Respond) -> None:
+        self._respond = respond
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        path, _, query = request.url.raw_path.partition(b"?")
+        headers: dict[str, str] = {}
+        for name, value in request.headers.multi_items():
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        body = await request.aread()
+        reply = await self._respond(Request(request.method, path.decode("ascii"), query, headers, body=body))
+        shown = b"" if request.method == "HEAD" else reply.body
+        return httpx.Response(
+            reply.status, headers={"content-type": reply.media_type} | (reply.headers or {}), content=shown
+        )
+
+
 class Api:
     """The HTTP API in this process, as one key."""
 
@@ -112,7 +132,7 @@ class Api:
         self.node = node
         self.key = key
         self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=build(node)),
+            transport=InProcess(build(node)),
             base_url="http://test",
             headers={"authorization": f"Bearer {key}"},
         )

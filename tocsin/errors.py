@@ -7,6 +7,7 @@
     │   ├── Forbidden         403
     │   ├── NotFound          404  also for what belongs to another tenant
     │   ├── MethodNotAllowed  405
+    │   ├── RequestTimeout    408  the request did not arrive in time
     │   ├── Conflict          409
     │   ├── PreconditionFailed 412
     │   ├── TooLarge          413
@@ -92,6 +93,10 @@ class NotFound(ApiProblem):
 
 class MethodNotAllowed(ApiProblem):
     status, title, default_code = 405, "Method not allowed", "method_not_allowed"
+
+
+class RequestTimeout(ApiProblem):
+    status, title, default_code = 408, "Request timeout", "request_timeout"
 
 
 class Conflict(ApiProblem):

@@ -9,6 +9,7 @@ import msgspec
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, keys, poll_opened, told
 from tocsin.node.server.app import build
+from tocsin.node.server.protocol import ClientGone, Request
 
 
 async def test_a_long_poll_is_answered_when_a_run_comes(live: Scene, worker_key: str) -> None:
@@ -181,26 +182,13 @@ async def test_bodies_may_be_msgpack_and_unknown_fields_are_ignored(live: Scene,
 
 async def test_a_worker_that_hangs_up_holds_nothing(live: Scene, worker_key: str) -> None:
     worker, other = [await WorkerHand.register(live.node, worker_key) for _ in range(2)]
-    opened, statuses = poll_opened(live.node), []
-    said = iter([{"type": "http.request", "body": b'{"slots": 5, "wait": 60}', "more_body": False}])
-
-    async def receive() -> dict[str, object]:
-        for message in said:
-            return message
-        await opened.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, object]) -> None:
-        statuses.append(message.get("status"))
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": f"/v1/worker/{worker.id}/claim",
-        "query_string": b"",
-        "headers": [(b"authorization", f"Bearer {worker_key}".encode())],
-    }
-    await asyncio.wait_for(build(live.node)(scope, receive, send), 10)  # type: ignore[arg-type]
-    assert statuses[0] == 499 and live.node.dispatcher.polls == []
+    opened = poll_opened(live.node)
+    headers = {"authorization": f"Bearer {worker_key}"}
+    path = f"/v1/worker/{worker.id}/claim"
+    request = Request("POST", path, b"", headers, body=b'{"slots": 5, "wait": 60}')
+    answer = asyncio.ensure_future(build(live.node)(request))
+    await asyncio.wait_for(opened.wait(), 10)
+    request.fail(ClientGone())
+    assert (await asyncio.wait_for(answer, 10)).status == 499 and live.node.dispatcher.polls == []
     [run_id] = await live.ask(await live.job())
     assert [(r["run_id"], r["attempt"]) for r in (await other.claim(wait=5))["runs"]] == [(run_id, 1)]

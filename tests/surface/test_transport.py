@@ -62,7 +62,7 @@ async def test_odd_bytes(server: Server, cluster: Cluster) -> None:
         ("7 large header", (431,), [b"GET /v1/jobs HTTP/1.1\r\n" + host + b"x: " + b"a" * 20_000 + b"\r\n\r\n"]),
         (
             "7 large header, open to all",
-            (200, 431),
+            (431,),
             [b"GET /healthz HTTP/1.1\r\n" + host + b"x: " + b"a" * 20_000 + b"\r\n\r\n"],
         ),
         ("9 no method", (400, 405), [b"BREW /v1/jobs HTTP/1.1\r\n" + host + b"\r\n"]),
@@ -89,7 +89,7 @@ async def test_odd_bytes(server: Server, cluster: Cluster) -> None:
 
 
 async def test_a_slow_caller_holds_up_nobody(server: Server) -> None:
-    """8 (slow loris): the server below us has no time limit for a request; a proxy in front sets one. Others go on."""
+    """8 (slow loris): others go on meanwhile; that it is cut off with a 408 is in tests/node/test_protocol.py."""
     crowd = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(200)]
     for _, writer in crowd:
         writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nx: ")

@@ -1,23 +1,18 @@
-"""The ASGI application: routes, and what is not found or not allowed as problem documents."""
+"""The application: which endpoint a path means, and what is not found or not allowed as problem documents."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from prometheus_client import generate_latest
-from starlette.applications import Starlette
-from starlette.convertors import StringConvertor, register_url_convertor
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from tocsin.errors import ApiProblem, BadRequest, MethodNotAllowed, NotFound, NotSupported, ServerFault, Unavailable
+from tocsin.errors import MethodNotAllowed, NotFound, NotSupported, Unavailable
 from tocsin.node.server import docs_page, routes, worker_routes
-from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, answer, endpoint, problem
+from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, Endpoint, answer, answered, endpoint
 from tocsin.node.server.openapi import OPERATIONS, document
+from tocsin.node.server.protocol import Reply, Request, Respond
 from tocsin.store.migrate import is_current
 from tocsin.telemetry import REGISTRY
 from tocsin.wire import encode
@@ -26,77 +21,110 @@ if TYPE_CHECKING:
     from tocsin.node.assemble import Node
 
 
-class _Of36(StringConvertor):
-    """An id has 36 characters, so that `/v1/jobs/batch` is not taken for `/v1/jobs/{id}` by a method it lacks."""
-
-    regex = "[^/]{36}"
-
-
-register_url_convertor("of36", _Of36())
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-def build(node: Node) -> Starlette:
+def build(node: Node) -> Respond:
     """The application of one node."""
-    table: dict[str, dict[str, Endpoint]] = {}
+    places = Places()
     for method, path, permission, handler in routes.ROUTES:
         known = OPERATIONS.get((method, path))
-        table.setdefault(path, {})[method] = endpoint(
-            node, permission, handler, CLIENT_BODY_LIMIT, None if known is None else known.query
-        )
+        parameters = None if known is None else known.query
+        places.add(method, path, endpoint(node, permission, handler, CLIENT_BODY_LIMIT, parameters))
     for method, path, permission, handler in worker_routes.ROUTES:
-        table.setdefault(path, {})[method] = endpoint(node, permission, handler, WORKER_BODY_LIMIT)
-    app = Starlette(
-        routes=[*(_route(path, methods) for path, methods in table.items()), *_open_routes(node)],
-        exception_handlers={HTTPException: _http_error, Exception: _fault},
-    )
-    app.router.redirect_slashes = False
-    return app
+        places.add(method, path, endpoint(node, permission, handler, WORKER_BODY_LIMIT))
+    for path, open_to_all in _open_routes(node).items():
+        places.add("GET", path, open_to_all)
+
+    async def serve(request: Request) -> Reply:
+        return await places.find(request)(request)
+
+    async def respond(request: Request) -> Reply:
+        return await answered(node, serve, request)
+
+    return respond
 
 
-def _route(path: str, methods: dict[str, Endpoint]) -> Route:
-    """One route for all methods of a path, so that a 405 names them all."""
-    if "GET" in methods:
-        methods["HEAD"] = methods["GET"]
+class _Place:
+    """What stands at one segment of a path, and below it."""
 
-    async def serve(request: Request) -> Response:
-        return await methods[request.method](request)
-
-    return Route(path.replace("{id}", "{id:of36}"), serve, methods=list(methods))
+    def __init__(self) -> None:
+        self.named: dict[str, _Place] = {}
+        self.parameter: tuple[str, _Place] | None = None
+        self.methods: dict[str, Endpoint] = {}
 
 
-def _open_routes(node: Node) -> list[Route]:
-    async def healthz(_request: Request) -> Response:
+class Places:
+    """Endpoints by path. A word that stands in a path goes before a parameter that would take it."""
+
+    def __init__(self) -> None:
+        self._root = _Place()
+
+    def add(self, method: str, path: str, serve: Endpoint) -> None:
+        """Put an endpoint at a path, whose parameters are written `{name}`."""
+        place = self._root
+        for word in path.split("/")[1:]:
+            if word.startswith("{"):
+                if place.parameter is None:
+                    place.parameter = word[1:-1], _Place()
+                name, place = place.parameter
+                if name != word[1:-1]:
+                    raise ValueError(f"{path}: another path has {{{name}}} where this one has {word}")
+            else:
+                place = place.named.setdefault(word, _Place())
+        place.methods[method] = serve
+        if method == "GET":
+            place.methods["HEAD"] = serve
+
+    def find(self, request: Request) -> Endpoint:
+        """The endpoint of a request, whose parameters are filled in; raises 404 and 405."""
+        place: _Place | None = self._root
+        for word in request.path.split("/")[1:]:
+            assert place is not None
+            found = place.named.get(word)
+            if found is None and place.parameter is not None:
+                name, found = place.parameter
+                request.params[name] = unquote(word) if "%" in word else word
+                # Ids have 36 characters: what has not is no mistaken id but a mistaken path.
+                if not word or (name == "id" and len(word) != 36):
+                    found = None
+            place = found
+            if place is None:
+                break
+        if place is None or not place.methods:
+            raise NotFound("there is no such path")
+        serve = place.methods.get(request.method)
+        if serve is None:
+            raise MethodNotAllowed(headers={"allow": ", ".join(sorted(place.methods))})
+        return serve
+
+
+def _open_routes(node: Node) -> dict[str, Endpoint]:
+    async def healthz(_request: Request) -> Reply:
         return answer({"status": "ok"})
 
-    async def readyz(_request: Request) -> Response:
-        try:
-            if await is_current(node.db):
-                return answer({"status": "ready"})
-            return problem(Unavailable("the schema is not current: run `tocsin migrate`", code="schema_old"))
-        except ApiProblem as error:
-            return problem(error)
+    async def readyz(_request: Request) -> Reply:
+        if await is_current(node.db):
+            return answer({"status": "ready"})
+        raise Unavailable("the schema is not current: run `tocsin migrate`", code="schema_old")
 
-    async def metrics(_request: Request) -> Response:
-        return Response(generate_latest(REGISTRY), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(_request: Request) -> Reply:
+        return Reply(generate_latest(REGISTRY), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def openapi(_request: Request) -> Response:
-        return Response(described()[0], media_type="application/json")
+    async def openapi(_request: Request) -> Reply:
+        return Reply(described()[0])
 
-    async def docs(_request: Request) -> Response:
-        return Response(described()[1], 200, docs_page.HEADERS, "text/html")
+    async def docs(_request: Request) -> Reply:
+        return Reply(described()[1], 200, docs_page.HEADERS, "text/html; charset=utf-8")
 
-    async def not_yet(request: Request) -> Response:
-        return problem(NotSupported(f"{request.url.path} is not supported yet"))
+    async def not_yet(request: Request) -> Reply:
+        raise NotSupported(f"{request.path} is not supported yet")
 
-    return [
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/metrics", metrics),
-        Route("/openapi.json", openapi),
-        Route("/docs", docs),
-        Route("/", not_yet),
-    ]
+    return {
+        "/healthz": healthz,
+        "/readyz": readyz,
+        "/metrics": metrics,
+        "/openapi.json": openapi,
+        "/docs": docs,
+        "/": not_yet,
+    }
 
 
 @functools.cache
@@ -104,15 +132,3 @@ def described() -> tuple[bytes, bytes]:
     """The OpenAPI document and its page; made when somebody first asks."""
     made = document([*routes.ROUTES, *worker_routes.ROUTES])
     return encode(made), docs_page.render(made)
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 500)
-    kinds: dict[int, ApiProblem] = {404: NotFound("there is no such path"), 405: MethodNotAllowed()}
-    found = kinds.get(status, BadRequest(str(error)))
-    found.headers.update({name.lower(): value for name, value in (getattr(error, "headers", None) or {}).items()})
-    return problem(found)
-
-
-async def _fault(_request: Request, _error: Exception) -> Response:
-    return problem(ServerFault("this is our fault; it was logged"))

@@ -12,20 +12,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 
 from tocsin.errors import (
     ApiProblem,
     BadRequest,
     Forbidden,
-    HeadersTooLarge,
     InvalidInput,
     NotFound,
     NotSupported,
     PreconditionFailed,
     ServerFault,
-    TooLarge,
     Unauthorized,
     UnsupportedMedia,
 )
@@ -36,6 +32,7 @@ from tocsin.model.ids import parse_id
 from tocsin.model.job import PLANNED_TARGETS
 from tocsin.model.scalars import Instant
 from tocsin.model.strict import refuse_heavy, refuse_odd
+from tocsin.node.server.protocol import ClientGone, Reply, Request, problem
 from tocsin.telemetry import get_logger
 from tocsin.wire import encode
 
@@ -44,14 +41,14 @@ if TYPE_CHECKING:
 
 log = get_logger("server")
 T = TypeVar("T")
-Handler = Callable[["Call"], Awaitable[Response]]
+Handler = Callable[["Call"], Awaitable[Reply]]
+Endpoint = Callable[[Request], Awaitable[Reply]]
 
 CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_VALUE = 1024  # characters of a query parameter
-_MOST_HEADERS, _MOST_HEADER_BYTES = 100, 16_384
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
@@ -71,9 +68,8 @@ class Authenticator:
 
     async def identify(self, request: Request) -> Identity:
         """Who calls; raises if nobody we know."""
-        given = request.headers.getlist("authorization")
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if scheme.lower() != "bearer" or not key:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key or "," in key:  # a comma: the header came twice
             raise Unauthorized("give one header `Authorization: Bearer <key>`", headers={"www-authenticate": "Bearer"})
         who = await self._known_or_found(key)
         if slug := request.headers.get("tocsin-tenant"):
@@ -98,7 +94,7 @@ class Authenticator:
         return who
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One request, with what every handler needs of it."""
 
@@ -115,7 +111,7 @@ class Call:
             return None
         if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
             raise InvalidInput("an Idempotency-Key has 1 to 255 visible ASCII characters", code="idempotency_key")
-        return Wish(self.who.tenant_id, key, digest(self.request.method, self.request.url.path, self.body))
+        return Wish(self.who.tenant_id, key, digest(self.request.method, self.request.path, self.body))
 
     @property
     def version(self) -> int | None:
@@ -130,7 +126,7 @@ class Call:
 
     def id(self, name: str = "id") -> str:
         """An id from the path; what is not one does not exist."""
-        found = parse_id(self.request.path_params[name])
+        found = parse_id(self.request.params[name])
         if found is None:
             raise NotFound("there is nothing with this id")
         return found
@@ -147,7 +143,7 @@ class Call:
     def query(self, *names: str) -> dict[str, str]:
         """Query parameters; one that the route does not know is refused, never ignored."""
         check_query(self.request, names)
-        return {k: v for k, v in self.request.query_params.items() if v != ""}
+        return {k: v for k, v in self.request.query if v != ""}
 
 
 def decode_json(decoder: Callable[[bytes], T], body: bytes) -> T:
@@ -197,7 +193,7 @@ def _invalid(message: str, body: bytes) -> ApiProblem:
 
 def check_query(request: Request, names: Collection[str]) -> None:
     """Refuse parameters that are not among `names`, stand twice, or hold what no text in the database does."""
-    given = request.query_params.multi_items()
+    given = request.query
     for name, value in given:
         if name not in names:
             raise BadRequest(f"unknown query parameter {name[:64]!r}", code="unknown_parameter")
@@ -209,14 +205,9 @@ def check_query(request: Request, names: Collection[str]) -> None:
         raise BadRequest("a query parameter stands twice", code="duplicate_parameter")
 
 
-def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
     """A JSON answer."""
-    return Response(encode(value), status, headers, "application/json")
-
-
-def problem(error: ApiProblem) -> Response:
-    """An error as its document."""
-    return Response(encode(error.body()), error.status, error.headers, "application/problem+json")
+    return Reply(encode(value), status, headers)
 
 
 def page(items: list[dict[str, Any]], limit: int, key: str = "id") -> dict[str, Any]:
@@ -284,58 +275,43 @@ def tag_of(query: dict[str, str]) -> dict[str, str] | None:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The whole body, refused as soon as it is known to be too large."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
-        raise TooLarge(f"a body has at most {most} bytes here")
+    """The whole body, as it is."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("send the body without content-encoding")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise TooLarge(f"a body has at most {most} bytes here")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def refuse_many_headers(request: Request) -> None:
-    """The server under us reads headers without end; we look at so many."""
-    headers = request.scope["headers"]
-    if len(headers) > _MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > _MOST_HEADER_BYTES:
-        raise HeadersTooLarge(f"a request has at most {_MOST_HEADERS} headers of {_MOST_HEADER_BYTES} bytes together")
+    return await request.body(most)
 
 
 def endpoint(
     node: Node, permission: str, handler: Handler, body_limit: int, parameters: Collection[str] | None = None
-) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler: authenticate, authorise, read the body, answer errors as problems.
+) -> Endpoint:
+    """Wrap a handler: authenticate, authorise, read the body.
 
     `parameters`: the query parameters it knows (None: it looks itself).
     """
 
-    async def serve(request: Request) -> Response:
-        try:
-            if "key" in request.query_params or "access_token" in request.query_params:
-                raise BadRequest("a key never goes into a URL", code="key_in_url")
-            refuse_many_headers(request)
-            who = await node.authenticator.identify(request)
-            if not allowed(who.role, permission):
-                raise Forbidden(f"a key with role {who.role} may not do this")
-            if parameters is not None and request.scope["query_string"]:
-                check_query(request, parameters)
-            call = Call(node, request, who, await read_body(request, body_limit))
-            reply = await handler(call)
-        except ApiProblem as error:
-            reply = problem(error)
-        except asyncio.CancelledError:
-            raise
-        except ClientDisconnect:
-            reply = Response(status_code=499)  # nobody will read it
-        except Exception as error:
-            log.error("request failed", path=request.url.path, error=repr(error), exc_info=error)
-            reply = problem(ServerFault("this is our fault; it was logged"))
-        await node.db.failpoints.hit("server.before_reply")
-        return reply
+    async def serve(request: Request) -> Reply:
+        if request.query_string and any(name in ("key", "access_token") for name, _ in request.query):
+            raise BadRequest("a key never goes into a URL", code="key_in_url")
+        who = await node.authenticator.identify(request)
+        if not allowed(who.role, permission):
+            raise Forbidden(f"a key with role {who.role} may not do this")
+        if parameters is not None and request.query_string:
+            check_query(request, parameters)
+        return await handler(Call(node, request, who, await read_body(request, body_limit)))
 
     return serve
+
+
+async def answered(node: Node, serve: Endpoint, request: Request) -> Reply:
+    """The reply of an endpoint, errors as problem documents."""
+    try:
+        reply = await serve(request)
+    except ApiProblem as error:
+        reply = problem(error)
+    except (asyncio.CancelledError, ClientGone):
+        raise
+    except Exception as error:
+        log.error("request failed", path=request.path, error=repr(error), exc_info=error)
+        reply = problem(ServerFault("this is our fault; it was logged"))
+    await node.db.failpoints.hit("server.before_reply")
+    return reply

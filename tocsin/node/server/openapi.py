@@ -22,6 +22,7 @@ from tocsin.node.server.replies import (
     Attempt,
     DeadLetter,
     Discarded,
+    Event,
     Job,
     Jobs,
     Key,
@@ -87,6 +88,7 @@ class Operation(NamedTuple):
     versioned: bool = False
     problems: tuple[int, ...] = ()
     also: tuple[int, ...] = ()  # other statuses of success, with the same reply
+    media: str = "application/json"
 
 
 def _control(summary: str, reply: Any, versioned: bool = True) -> Operation:
@@ -139,6 +141,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/runs/{id}/logs"): Operation(
         "Read the log of a run", Logs, query=("attempt", "stream", "after", "limit")
     ),
+    ("GET", "/v1/events"): Operation(
+        "Follow the changes of runs and jobs as they are committed (server-sent events; `data` is as described)",
+        Event,
+        query=("type", "job", "after"),
+        problems=(429,),
+        media="text/event-stream",
+    ),
     ("GET", "/v1/dead-letters"): Operation(
         "List dead letters", Page[DeadLetter], query=("job", "error_class", *_PAGED)
     ),
@@ -185,6 +194,8 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
     "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
     "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),
+    "type": ("only events about this", {"type": "string", "enum": ["run", "job"]}),
+    "/v1/events?after": ("go on behind the event with this id; the header `Last-Event-ID` goes before it", _STRING),
 }
 _TITLES = {
     400: "The request cannot be read",
@@ -293,7 +304,7 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"description": "Done"}
     if op.reply is not None:
-        done["content"] = {"application/json": {"schema": refs[op.reply]}}
+        done["content"] = {op.media: {"schema": refs[op.reply]}}
     done["headers"] = dict(_reply_headers(op))
     problems = (*_ALWAYS, *op.problems, *(_WITH_BODY), *((412,) if op.versioned else ()))
     out: dict[str, Any] = {
@@ -316,7 +327,7 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"\{(\w+)\}", path):
         yield {"name": name, "in": "path", "required": True, "schema": _UUID if name == "id" else _NAME}
     for name in op.query:
-        text, schema = _QUERY[name]
+        text, schema = _QUERY.get(f"{path}?{name}") or _QUERY[name]
         yield {"name": name, "in": "query", "description": text, "schema": schema}
     if op.keyed:
         yield {

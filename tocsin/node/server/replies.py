@@ -193,6 +193,40 @@ class Discarded(Reply):
     remaining: int
 
 
+FeedEventType = Literal["open", "reset", "end"]
+JobEventType = Literal["job.created", "job.updated", "job.paused", "job.resumed", "job.cancelled", "job.completed"]
+RunEventType = Literal[
+    "run.staged",
+    "run.ready",
+    "run.waiting",
+    "run.running",
+    "run.stopping",
+    "run.retrying",
+    "run.succeeded",
+    "run.dead",
+    "run.cancelled",
+    "run.expired",
+    "run.skipped",
+]
+
+
+class Event(Reply, omit_defaults=True):
+    """What changed: enough to know what to read. What does not apply is left out."""
+
+    at: Instant
+    type: FeedEventType | JobEventType | RunEventType
+    id: Id | None = None
+    job_id: Id | None = None
+    job_version: int | None = None
+    name: str | None = None
+    version: int | None = None
+    state: RunState | JobState | None = None
+    attempt: int | None = None
+    outcome: Outcome | None = None
+    reason: str | None = None
+    blocked_by: str | None = None
+
+
 class DeadLetter(Reply):
     """A run that failed for good, kept until somebody redrives or discards it."""
 

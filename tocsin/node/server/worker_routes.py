@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.responses import Response
 
 from tocsin.errors import BadRequest, InvalidInput
 from tocsin.node.server.http import Call, Handler
+from tocsin.node.server.protocol import Reply
 from tocsin.wire import Claim, LogShipment, Register, Report, encode, encode_msgpack
 
 T = TypeVar("T")
@@ -75,39 +74,29 @@ def _wants_msgpack(call: Call) -> bool:
     return call.request.headers.get("accept", "").startswith(_MSGPACK)
 
 
-def _answer(call: Call, value: Any) -> Response:
+def _answer(call: Call, value: Any) -> Reply:
     if _wants_msgpack(call):
-        return Response(encode_msgpack(value), media_type=_MSGPACK)
-    return Response(encode(value), media_type="application/json")
+        return Reply(encode_msgpack(value), media_type=_MSGPACK)
+    return Reply(encode(value))
 
 
 @_route("/v1/worker/register")
-async def register(call: Call) -> Response:
+async def register(call: Call) -> Reply:
     return _answer(call, await call.node.gateway.register(call.who, _register(call)))
 
 
 @_route("/v1/worker/{id}/claim")
-async def claim(call: Call) -> Response:
-    body = _claim(call)
-    gone = asyncio.ensure_future(_hangs_up(call))
-    try:
-        done = await call.node.gateway.claim(call.who, call.id(), body, gone, _wants_msgpack(call))
-    finally:
-        gone.cancel()
-    return Response(status_code=499) if done is None else _answer(call, done)
-
-
-async def _hangs_up(call: Call) -> None:
-    while (await call.request.receive())["type"] != "http.disconnect":
-        pass
+async def claim(call: Call) -> Reply:
+    done = await call.node.gateway.claim(call.who, call.id(), _claim(call), call.request.gone, _wants_msgpack(call))
+    return Reply(status=499) if done is None else _answer(call, done)
 
 
 @_route("/v1/worker/{id}/report")
-async def report(call: Call) -> Response:
+async def report(call: Call) -> Reply:
     return _answer(call, await call.node.gateway.report(call.who, call.id(), _report(call)))
 
 
 @_route("/v1/worker/{id}/logs")
-async def ship_logs(call: Call) -> Response:
+async def ship_logs(call: Call) -> Reply:
     await call.node.gateway.ship_logs(call.who, call.id(), _logs(call))
     return _answer(call, {"stored": True})

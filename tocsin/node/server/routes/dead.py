@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.responses import Response
 
 from tocsin.errors import InvalidInput, NotFound
 from tocsin.flow import dead
@@ -11,6 +10,7 @@ from tocsin.flow.dead import Chosen
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.ids import parse_id
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, page
+from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import Letters
 
@@ -18,7 +18,7 @@ _letters = msgspec.json.Decoder(Letters).decode
 
 
 @route("GET", "/v1/dead-letters", "runs.read")
-async def list_dead(call: Call) -> Response:
+async def list_dead(call: Call) -> Reply:
     query = call.query("job", "error_class", "limit", "cursor")
     limit = limit_of(query)
     letters = await dead.list_dead(
@@ -28,7 +28,7 @@ async def list_dead(call: Call) -> Response:
 
 
 @route("POST", "/v1/dead-letters/redrive", "runs.operate")
-async def redrive(call: Call) -> Response:
+async def redrive(call: Call) -> Reply:
     body = call.decode(_letters)
     chosen, now = _chosen(body), call.node.db.clock.now()
     try:
@@ -41,7 +41,7 @@ async def redrive(call: Call) -> Response:
 
 
 @route("POST", "/v1/dead-letters/discard", "runs.operate")
-async def discard(call: Call) -> Response:
+async def discard(call: Call) -> Reply:
     body = call.decode(_letters)
     if body.rate is not None:
         raise InvalidInput.field("rate", "invalid", "there is nothing to spread when letters are discarded")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
-from starlette.responses import Response
 
 from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, PreconditionFailed
 from tocsin.flow import catalog, edit
@@ -18,6 +17,7 @@ from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.submit import job_request
 from tocsin.model.job import NAME, JobSpec
 from tocsin.node.server.http import Call, answer, decode_json, limit_of, number_of, page
+from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import decode_job_batch, decode_job_spec, decode_raw_job_batch, encode
 
@@ -30,7 +30,7 @@ READ_ONLY = {
 
 
 @route("PATCH", "/v1/jobs/{id}", "jobs.write")
-async def change_job(call: Call) -> Response:
+async def change_job(call: Call) -> Reply:
     patch = call.decode(_patch)
     wrong = [_refused(path) for path in _unknown(patch, JobSpec)]
     if wrong:
@@ -48,8 +48,8 @@ async def change_job(call: Call) -> Response:
 
 
 @route("PUT", "/v1/jobs/by-name/{name}", "jobs.write")
-async def put_job(call: Call) -> Response:
-    name = call.request.path_params["name"]
+async def put_job(call: Call) -> Reply:
+    name = call.request.params["name"]
     if not re.fullmatch(NAME, name):
         raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
     spec = call.decode(decode_job_spec)
@@ -68,7 +68,7 @@ async def put_job(call: Call) -> Response:
     raise Conflict(f"others made and ended jobs named {name!r} all the while", code="name_taken")
 
 
-async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bool) -> Response | None:
+async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bool) -> Reply | None:
     """Replace the job of this name, or make it; None if somebody else made it at the same moment."""
     node = call.node
     if not only_new:
@@ -92,12 +92,12 @@ async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bo
     return _answer(await catalog.get_job(node.db, call.who, stored.ids[0]), 201)
 
 
-async def _changed(call: Call, done: Edited) -> Response:
+async def _changed(call: Call, done: Edited) -> Reply:
     call.node.tell(done.hints)
     return _answer(await catalog.get_job(call.node.db, call.who, done.job_id))
 
 
-async def _again(call: Call, replay: Replay) -> Response:
+async def _again(call: Call, replay: Replay) -> Reply:
     [job] = await documents_again(call, replay)
     return _answer(job, replay.status, REPLAYED)
 
@@ -110,12 +110,12 @@ async def documents_again(call: Call, replay: Replay) -> list[dict[str, Any]]:
     return [job | then.get(job["id"], {}) for job in jobs]
 
 
-def _answer(job: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _answer(job: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Reply:
     return answer(job, status, {"etag": f'"{job["version"]}"'} | (headers or {}))
 
 
 @route("GET", "/v1/jobs/{id}/versions", "jobs.read")
-async def list_versions(call: Call) -> Response:
+async def list_versions(call: Call) -> Reply:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
     try:
@@ -132,7 +132,7 @@ async def list_versions(call: Call) -> Response:
 
 
 @route("POST", "/v1/jobs/batch", "jobs.write")
-async def create_jobs(call: Call) -> Response:
+async def create_jobs(call: Call) -> Reply:
     now = call.node.db.clock.now()
     requests = []
     for i, spec in enumerate(_batch(call)):

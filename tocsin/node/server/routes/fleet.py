@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.responses import Response
 
 from tocsin.flow import fleet, keys
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
+from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import NewKey, NewTenant
 
@@ -16,25 +16,25 @@ _new_key = msgspec.json.Decoder(NewKey).decode
 
 
 @route("GET", "/v1/workers", "fleet.read")
-async def list_workers(call: Call) -> Response:
+async def list_workers(call: Call) -> Reply:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
     return answer(page(await fleet.list_workers(call.node.db, call.who, cursor_of(query), limit + 1), limit))
 
 
 @route("GET", "/v1/workers/{id}", "fleet.read")
-async def get_worker(call: Call) -> Response:
+async def get_worker(call: Call) -> Reply:
     return answer(await fleet.get_worker(call.node.db, call.who, call.id()))
 
 
 @route("POST", "/v1/workers/{id}/drain", "fleet.operate")
-async def drain_worker(call: Call) -> Response:
+async def drain_worker(call: Call) -> Reply:
     await fleet.drain(call.node.db, call.who, call.id())
     return answer(await fleet.get_worker(call.node.db, call.who, call.id()))
 
 
 @route("POST", "/v1/tenants", "tenants.manage")
-async def create_tenant(call: Call) -> Response:
+async def create_tenant(call: Call) -> Reply:
     body = call.decode(_new_tenant)
     try:
         return answer(await keys.create_tenant(call.node.db, call.who, body, call.wish), 201)
@@ -43,7 +43,7 @@ async def create_tenant(call: Call) -> Response:
 
 
 @route("GET", "/v1/tenants", "tenants.manage")
-async def list_tenants(call: Call) -> Response:
+async def list_tenants(call: Call) -> Reply:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
     items = await keys.list_tenants(call.node.db, number_of(query, "cursor"), limit + 1)
@@ -51,7 +51,7 @@ async def list_tenants(call: Call) -> Response:
 
 
 @route("POST", "/v1/keys", "keys.manage")
-async def create_key(call: Call) -> Response:
+async def create_key(call: Call) -> Reply:
     body = call.decode(_new_key)
     try:
         return answer(await keys.create_key(call.node.db, call.who, body, call.wish), 201)
@@ -62,13 +62,13 @@ async def create_key(call: Call) -> Response:
 
 
 @route("GET", "/v1/keys", "keys.manage")
-async def list_keys(call: Call) -> Response:
+async def list_keys(call: Call) -> Reply:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
     return answer(page(await keys.list_keys(call.node.db, call.who, cursor_of(query), limit + 1), limit))
 
 
 @route("DELETE", "/v1/keys/{id}", "keys.manage")
-async def revoke_key(call: Call) -> Response:
+async def revoke_key(call: Call) -> Reply:
     await keys.revoke_key(call.node.db, call.who, call.id())
-    return Response(status_code=204)
+    return Reply(status=204)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
 
 from tocsin.flow import catalog, control, history
 from tocsin.flow.catalog import JobFilter
@@ -14,6 +13,7 @@ from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.submit import RunsRequest, Stored, job_request
 from tocsin.model.job import RunRequest
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
+from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.runs import list_runs_of
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
@@ -23,7 +23,7 @@ _reason = msgspec.json.Decoder(Reason).decode
 
 
 @route("POST", "/v1/jobs", "jobs.write")
-async def create_job(call: Call) -> Response:
+async def create_job(call: Call) -> Reply:
     spec = call.decode(decode_job_spec)
     request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
     stored = await call.node.submit_job(request)
@@ -34,7 +34,7 @@ async def create_job(call: Call) -> Response:
 
 
 @route("GET", "/v1/jobs", "jobs.read")
-async def list_jobs(call: Call) -> Response:
+async def list_jobs(call: Call) -> Reply:
     query = call.query("state", "tag", "q", "pool", "limit", "cursor")
     limit = limit_of(query)
     wanted = JobFilter(query.get("state"), query.get("pool"), query.get("q"), tag_of(query))
@@ -42,21 +42,21 @@ async def list_jobs(call: Call) -> Response:
 
 
 @route("GET", "/v1/jobs/{id}", "jobs.read")
-async def get_job(call: Call) -> Response:
+async def get_job(call: Call) -> Reply:
     return _job_answer(await catalog.get_job(call.node.db, call.who, call.id()))
 
 
 @route("DELETE", "/v1/jobs/{id}", "jobs.write")
-async def delete_job(call: Call) -> Response:
+async def delete_job(call: Call) -> Reply:
     return await _cancel_job(call, "job.delete", Reason())
 
 
 @route("POST", "/v1/jobs/{id}/cancel", "jobs.operate")
-async def cancel_job(call: Call) -> Response:
+async def cancel_job(call: Call) -> Reply:
     return await _cancel_job(call, "job.cancel", call.decode(_reason, b"{}"))
 
 
-async def _cancel_job(call: Call, action: str, body: Reason) -> Response:
+async def _cancel_job(call: Call, action: str, body: Reason) -> Reply:
     async def step() -> control.Controlled:
         return await control.cancel(
             call.node.db, call.who, call.id(), body.reason, body.running == "stop", call.wish, action, call.version
@@ -66,7 +66,7 @@ async def _cancel_job(call: Call, action: str, body: Reason) -> Response:
 
 
 @route("POST", "/v1/jobs/{id}/pause", "jobs.operate")
-async def pause_job(call: Call) -> Response:
+async def pause_job(call: Call) -> Reply:
     reason = call.decode(_reason, b"{}").reason
     return await _controlled_job(
         call, lambda: control.pause(call.node.db, call.who, call.id(), reason, call.wish, call.version)
@@ -74,24 +74,24 @@ async def pause_job(call: Call) -> Response:
 
 
 @route("POST", "/v1/jobs/{id}/resume", "jobs.operate")
-async def resume_job(call: Call) -> Response:
+async def resume_job(call: Call) -> Reply:
     reason = call.decode(_reason, b"{}").reason
     return await _controlled_job(
         call, lambda: control.resume(call.node.db, call.who, call.id(), reason, call.wish, call.version)
     )
 
 
-async def _controlled_job(call: Call, step: Callable[[], Awaitable[control.Controlled]]) -> Response:
+async def _controlled_job(call: Call, step: Callable[[], Awaitable[control.Controlled]]) -> Reply:
     replayed = await controlled(call, step)
     return _job_answer(await catalog.get_job(call.node.db, call.who, call.id()), replayed=replayed)
 
 
-def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) -> Response:
+def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) -> Reply:
     return answer(job, status, {"etag": f'"{job["version"]}"'} | (REPLAYED if replayed else {}))
 
 
 @route("POST", "/v1/jobs/{id}/runs", "jobs.operate")
-async def run_job(call: Call) -> Response:
+async def run_job(call: Call) -> Reply:
     request = call.decode(decode_run_request, b"{}")
     stored = await _submit_runs(call, [request])
     if isinstance(stored, Stored):
@@ -100,7 +100,7 @@ async def run_job(call: Call) -> Response:
 
 
 @route("POST", "/v1/jobs/{id}/runs/batch", "jobs.operate")
-async def run_job_batch(call: Call) -> Response:
+async def run_job_batch(call: Call) -> Reply:
     stored = await _submit_runs(call, call.decode(decode_run_batch).runs)
     body = {"ids": stored.ids, "items": [{"id": id_} for id_ in stored.ids]}
     return answer(body, 202, None if isinstance(stored, Stored) else REPLAYED)
@@ -111,6 +111,6 @@ async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
 
 
 @route("GET", "/v1/jobs/{id}/runs", "runs.read")
-async def list_job_runs(call: Call) -> Response:
+async def list_job_runs(call: Call) -> Reply:
     await catalog.get_job(call.node.db, call.who, call.id())
     return await list_runs_of(call, call.id())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from starlette.responses import Response
-
 from tocsin.errors import NotSupported
 from tocsin.node.server.http import Call
+from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import route
 
 
 def _not_yet(method: str, path: str, permission: str) -> None:
     @route(method, path, permission)
-    async def not_yet(call: Call) -> Response:
+    async def not_yet(call: Call) -> Reply:
         raise NotSupported(f"{method} {path} is not supported yet")
 
 
@@ -23,7 +22,6 @@ for _method, _path, _permission in (
     ("GET", "/v1/runs/{id}/logs/stream", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/download", "runs.read"),
     ("GET", "/v1/logs/search", "runs.read"),
-    ("GET", "/v1/events", "runs.read"),
     ("POST", "/v1/workflows", "jobs.write"),
     ("GET", "/v1/workflows/{id}", "jobs.read"),
     ("POST", "/v1/workflows/{id}/runs", "jobs.operate"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.responses import Response
 
 from tocsin.flow import control, dead, history, logs
 from tocsin.flow.history import RunFilter
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, number_of, page, tag_of
+from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Nothing, Reason
 
@@ -17,11 +17,11 @@ _nothing = msgspec.json.Decoder(Nothing).decode
 
 
 @route("GET", "/v1/runs", "runs.read")
-async def list_runs(call: Call) -> Response:
+async def list_runs(call: Call) -> Reply:
     return await list_runs_of(call, None)
 
 
-async def list_runs_of(call: Call, job: str | None) -> Response:
+async def list_runs_of(call: Call, job: str | None) -> Reply:
     """A page of runs, of one job or of all."""
     names = ("state", "outcome", "error_class", "worker", "tag", "from", "to", "limit", "cursor")
     query = call.query(*names, *(("job",) if job is None else ()))
@@ -40,17 +40,17 @@ async def list_runs_of(call: Call, job: str | None) -> Response:
 
 
 @route("GET", "/v1/runs/{id}", "runs.read")
-async def get_run(call: Call) -> Response:
+async def get_run(call: Call) -> Reply:
     return answer(await history.get_run(call.node.db, call.who, call.id()))
 
 
 @route("GET", "/v1/runs/{id}/attempts", "runs.read")
-async def get_attempts(call: Call) -> Response:
+async def get_attempts(call: Call) -> Reply:
     return answer({"items": await history.attempts(call.node.db, call.who, call.id()), "next_cursor": None})
 
 
 @route("POST", "/v1/runs/{id}/cancel", "runs.operate")
-async def cancel_run(call: Call) -> Response:
+async def cancel_run(call: Call) -> Reply:
     reason = call.decode(_reason, b"{}").reason
     replayed = await controlled(call, lambda: control.cancel_run(call.node.db, call.who, call.id(), reason, call.wish))
     run = await history.get_run(call.node.db, call.who, call.id())
@@ -58,7 +58,7 @@ async def cancel_run(call: Call) -> Response:
 
 
 @route("POST", "/v1/runs/{id}/retry", "runs.operate")
-async def retry_run(call: Call) -> Response:
+async def retry_run(call: Call) -> Reply:
     call.decode(_nothing, b"{}")
     try:
         new, hints = await dead.retry(call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish)
@@ -69,7 +69,7 @@ async def retry_run(call: Call) -> Response:
 
 
 @route("GET", "/v1/runs/{id}/logs", "runs.read")
-async def get_logs(call: Call) -> Response:
+async def get_logs(call: Call) -> Reply:
     query = call.query("attempt", "stream", "after", "limit")
     run = await history.get_run(call.node.db, call.who, call.id())
     limit = limit_of(query)
