@@ -30,6 +30,7 @@ START_LAG = Histogram(
 DEPTH = Gauge("tocsin_queue_depth", "Live runs by state.", ["state"], registry=REGISTRY)
 OVERDUE = Gauge("tocsin_overdue_oldest_seconds", "Age of the oldest due, unclaimed run.", registry=REGISTRY)
 WORKERS_LIVE = Gauge("tocsin_workers_live", "Workers with a valid lease.", registry=REGISTRY)
+LISTENERS = Gauge("tocsin_events_listeners", "Open streams of events.", registry=REGISTRY)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 CLOCK_SKEW = Gauge("tocsin_clock_skew_seconds", "This node's wall clock minus the database's.", registry=REGISTRY)
 

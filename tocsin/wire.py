@@ -121,6 +121,43 @@ class RunError(Struct, kw_only=True):
     message: str = ""
 
 
+# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RunEvent(Struct, omit_defaults=True):
+    """A run was made, moved or ended. What does not apply is left out."""
+
+    at: str
+    type: str
+    id: str
+    job_id: str
+    job_version: int
+    state: str
+    attempt: int
+    outcome: str | None = None
+    reason: str | None = None
+    blocked_by: str | None = None
+
+
+class JobEvent(Struct, omit_defaults=True):
+    """A job was created, changed or ended."""
+
+    at: str
+    type: str
+    id: str
+    name: str | None
+    version: int
+    state: str
+
+
+class FeedEvent(Struct, omit_defaults=True):
+    """About the stream itself: where it begins, that something was missed, why it ends."""
+
+    at: str
+    type: Literal["open", "reset", "end"]
+    reason: str | None = None
+
+
 # ── worker protocol ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,12 +13,12 @@ import asyncpg
 import pytest
 
 from tests.conftest import Cluster
-from tocsin.flow import claim, control, edit, fleet, plan, reap, report, submit, sweep
+from tocsin.flow import claim, control, edit, events, fleet, plan, reap, report, submit, sweep
 from tocsin.flow.shared import specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
-STEPS = (claim, control, edit, fleet, plan, reap, report, submit, sweep, specs, transitions)
-HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history")
+STEPS = (claim, control, edit, events, fleet, plan, reap, report, submit, sweep, specs, transitions)
+HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events")
 FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {"waiting": "runs_waiting", "next_due": "triggers_due", "depth": "runs", "list": "workers"}

@@ -42,6 +42,7 @@ async def test_no_answer_breaks_the_contract(cluster: Cluster, database_url: str
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
             *("--checks", ",".join(CHECKS), "--header", f"Authorization: Bearer {editor}"),
             *("--request-timeout=10", "--warnings=off", "--output-sanitize=false"),
+            *("--exclude-path", "/v1/events"),  # an answer without an end
             *(LONG if MINUTES else SHORT),
             cwd=tmp_path,
             stdout=None if MINUTES else asyncio.subprocess.PIPE,

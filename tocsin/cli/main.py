@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tocsin import __version__
-from tocsin.cli import dead, fleet, job, key, run, serve, tenant, tools
+from tocsin.cli import dead, events, fleet, job, key, run, serve, tenant, tools
 from tocsin.cli.shared import EXIT_CODES, Root, act_for
 
 app = typer.Typer(
@@ -19,7 +19,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for command in (serve.up, serve.server, serve.worker, serve.migrate, tools.doctor, tools.demo, tools.completion):
+for command in (
+    *(serve.up, serve.server, serve.worker, serve.migrate),
+    *(events.events, tools.doctor, tools.demo, tools.completion),
+):
     app.command()(command)
 for room in (job, run, dead, fleet, tenant, key):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])

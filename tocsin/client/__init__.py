@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from tocsin.client.aio import AsyncClient
     from tocsin.client.core import ApiError, Page, Retries, Unreachable
     from tocsin.client.credentials import Credentials
+    from tocsin.client.stream import Event
     from tocsin.client.sync import Client
 
-__all__ = ["ApiError", "AsyncClient", "Client", "Credentials", "Page", "Retries", "Unreachable"]
+__all__ = ["ApiError", "AsyncClient", "Client", "Credentials", "Event", "Page", "Retries", "Unreachable"]
 
 _HOMES = {
     "ApiError": "core",
@@ -22,6 +23,7 @@ _HOMES = {
     "Retries": "core",
     "Unreachable": "core",
     "Credentials": "credentials",
+    "Event": "stream",
     "Client": "sync",
     "AsyncClient": "aio",
 }

@@ -10,9 +10,23 @@ from typing import Self
 import httpx
 
 from tocsin.client import credentials
-from tocsin.client.core import Answer, Call, Document, Page, Request, Retries, T, Unreachable, exchange, next_page
+from tocsin.client.core import (
+    Answer,
+    ApiError,
+    Call,
+    Document,
+    Page,
+    Request,
+    Retries,
+    T,
+    Unreachable,
+    exchange,
+    next_page,
+    refusal,
+)
 from tocsin.client.facade import Calls
 from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, trust, unreachable
+from tocsin.client.stream import SILENCE_SECONDS, Event, Stream
 
 
 class AsyncClient(Calls):
@@ -55,6 +69,32 @@ class AsyncClient(Calls):
             for item in page.items:
                 yield item
             following = next_page(following, page)
+
+    async def follow(self, call: Call[Document]) -> AsyncIterator[Event]:
+        """The events of a stream, taken up again wherever it breaks."""
+        stream = Stream(call, self._retries)
+        while True:
+            request = stream.request()
+            await asyncio.sleep(request.pause)
+            try:
+                async with self._http.stream(
+                    request.method,
+                    request.path,
+                    params=request.query,
+                    headers=request.headers,
+                    timeout=timeouts(SILENCE_SECONDS),
+                ) as reply:
+                    if reply.status_code == 200:
+                        async for part in reply.aiter_bytes():
+                            for event in stream.feed(part):
+                                yield event
+                        problem: ApiError | Unreachable = Unreachable(f"{self.url} ended the stream")
+                    else:
+                        content = await reply.aread()
+                        problem = refusal(Answer(reply.status_code, reply.headers, content))
+            except httpx.RequestError as error:
+                problem = unreachable(self.url, error)
+            stream.broke(problem)
 
     async def _deliver(self, request: Request) -> Answer | Unreachable:
         await asyncio.sleep(request.pause)

@@ -209,6 +209,13 @@ def logs(
     return _list("v1", "runs", run_id, "logs", attempt=attempt, stream=stream, after=after, limit=limit)
 
 
+def events(*, type: str | None = None, job: str | None = None, after: str | None = None) -> Call[Document]:
+    """Changes of runs and jobs as they are committed, without end; a connection that breaks is taken up again.
+
+    `type`: only those of a `run` or a `job`; `job`: only those of this job; `after`: go on behind this event's id."""
+    return Call("GET", "/v1/events", _read_document, query=_given(type=type, job=job, after=after))
+
+
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,7 +1,8 @@
 """The calls as methods, written once for both clients.
 
 A descriptor turns a function `arguments -> Call[T]` into a method that answers `T` on `Client` and an awaitable `T`
-on `AsyncClient`; a list becomes an iterator, or an asynchronous one. Type checkers and editors see exact signatures.
+on `AsyncClient`; a list or a stream becomes an iterator, or an asynchronous one. Type checkers and editors see exact
+signatures.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tocsin.client.core import Call, Document, Page
 
 if TYPE_CHECKING:
     from tocsin.client.aio import AsyncClient
+    from tocsin.client.stream import Event
     from tocsin.client.sync import Client
 
 P = ParamSpec("P")
@@ -59,6 +61,25 @@ class Listing(Generic[P]):
         return functools.wraps(self._build)(lambda *args, **kwargs: client.items(self._build(*args, **kwargs)))
 
 
+class Following(Generic[P]):
+    """A stream as a method: iterates over its events for as long as one likes."""
+
+    def __init__(self, build: Callable[P, Call[Document]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Following[P]: ...
+    @overload
+    def __get__(self, client: Client, owner: type) -> Callable[P, Iterator[Event]]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[P, AsyncIterator[Event]]: ...
+    def __get__(self, client: Client | AsyncClient | None, owner: type) -> Any:
+        if client is None:
+            return self
+        return functools.wraps(self._build)(lambda *args, **kwargs: client.follow(self._build(*args, **kwargs)))
+
+
 class Calls:
     """What both clients can do; `calls` says what each means."""
 
@@ -82,6 +103,7 @@ class Calls:
     cancel_run = Endpoint(calls.cancel_run)
     retry_run = Endpoint(calls.retry_run)
     logs = Listing(calls.logs)
+    events = Following(calls.events)
 
     list_dead = Listing(calls.list_dead)
     redrive_dead = Endpoint(calls.redrive_dead)

@@ -10,9 +10,23 @@ from typing import Self
 import httpx
 
 from tocsin.client import credentials
-from tocsin.client.core import Answer, Call, Document, Page, Request, Retries, T, Unreachable, exchange, next_page
+from tocsin.client.core import (
+    Answer,
+    ApiError,
+    Call,
+    Document,
+    Page,
+    Request,
+    Retries,
+    T,
+    Unreachable,
+    exchange,
+    next_page,
+    refusal,
+)
 from tocsin.client.facade import Calls
 from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, trust, unreachable
+from tocsin.client.stream import SILENCE_SECONDS, Event, Stream
 
 
 class Client(Calls):
@@ -54,6 +68,31 @@ class Client(Calls):
             page = self.send(following)
             yield from page.items
             following = next_page(following, page)
+
+    def follow(self, call: Call[Document]) -> Iterator[Event]:
+        """The events of a stream, taken up again wherever it breaks."""
+        stream = Stream(call, self._retries)
+        while True:
+            request = stream.request()
+            time.sleep(request.pause)
+            try:
+                with self._http.stream(
+                    request.method,
+                    request.path,
+                    params=request.query,
+                    headers=request.headers,
+                    timeout=timeouts(SILENCE_SECONDS),
+                ) as reply:
+                    if reply.status_code == 200:
+                        for part in reply.iter_bytes():
+                            yield from stream.feed(part)
+                        problem: ApiError | Unreachable = Unreachable(f"{self.url} ended the stream")
+                    else:
+                        content = reply.read()
+                        problem = refusal(Answer(reply.status_code, reply.headers, content))
+            except httpx.RequestError as error:
+                problem = unreachable(self.url, error)
+            stream.broke(problem)
 
     def _deliver(self, request: Request) -> Answer | Unreachable:
         time.sleep(request.pause)

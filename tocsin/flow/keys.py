@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 from tocsin.clock import iso
@@ -57,6 +58,11 @@ async def identify(db: Database, key: str) -> Identity | None:
         return None
     row = await db.fetchrow("engine", SQL["find"], key_hash(key))
     return Identity(row["id"], row["name"], row["role"], row["tenant_id"], row["slug"]) if row is not None else None
+
+
+async def living(db: Database, key_ids: Iterable[str]) -> set[str]:
+    """Those of these keys that still open the door."""
+    return {row["id"] for row in await db.fetch("engine", SQL["living"], list(key_ids))}
 
 
 async def act_for(db: Database, who: Identity, slug: str) -> Identity:

@@ -4,6 +4,14 @@ select k.id::text as id, k.name, k.role, k.tenant_id, t.slug
   join tenants t on t.id = k.tenant_id
  where k.hash = $1 and k.revoked_at is null and (k.expires_at is null or k.expires_at > now())
 
+-- :name living
+select k.id::text as id
+  from unnest($1::uuid[]) as w(id)
+ cross join lateral (
+        select k.id from api_keys k
+         where k.id = w.id and k.revoked_at is null and (k.expires_at is null or k.expires_at > now())
+         limit 1) k
+
 -- :name tenant
 select id, slug, weight from tenants where slug = $1
 

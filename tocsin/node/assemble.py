@@ -9,8 +9,6 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
-import uvicorn
-
 from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions
@@ -21,6 +19,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
 from tocsin.node.dispatcher import Dispatcher
+from tocsin.node.events import Events
 from tocsin.node.gateway import Gateway
 from tocsin.node.group import GroupCommit
 from tocsin.node.loop import Loop
@@ -28,6 +27,7 @@ from tocsin.node.planner import Planner
 from tocsin.node.reaper import Caretaker, Reaper, Sweeper
 from tocsin.node.server.app import build
 from tocsin.node.server.http import Authenticator
+from tocsin.node.server.protocol import HttpServer
 from tocsin.node.whisper import Whisper
 from tocsin.settings import Settings
 from tocsin.store import migrate as migrations
@@ -36,6 +36,7 @@ from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger, setup_logging
 
 log = get_logger("node")
+_GRACE_SECONDS = 10.0  # for requests under way when the server is told to go
 
 
 class Node:
@@ -53,6 +54,7 @@ class Node:
         self.specs = SpecBook(self.db)
         self.dispatcher = Dispatcher(self.db, self.lanes, timedelta(seconds=settings.ahead_seconds))
         self.whisper = Whisper(self.db, self._heard, self._stop)
+        self.events = Events(self.db)
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
         self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)
         self._loops: list[Loop] = []
@@ -72,6 +74,7 @@ class Node:
             Reaper(self.db, self.specs, self.tell),
             Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
             Caretaker(self.db),
+            self.events,
         ]
         for loop in self._loops if loops else ():
             loop.start()
@@ -153,40 +156,29 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     node = Node(settings)
     await node.start()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build(node),
-            host=settings.host,
-            port=settings.port,
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=10,
-            h11_max_incomplete_event_size=16_384,
-            server_header=False,
-            proxy_headers=False,
-        )
-    )
-    loop = asyncio.get_running_loop()
-
-    def leave() -> None:
-        server.should_exit = True
-        node.gateway.end_polls()
-
+    server = HttpServer(build(node))
+    leave = asyncio.Event()
     try:
-        with _signals(loop, leave):
-            await server.serve()
+        with _signals(asyncio.get_running_loop(), leave.set):
+            await _listen(server, settings)
+            await leave.wait()
+            node.gateway.end_polls()
+            node.events.end_streams()
+            await server.stop(_GRACE_SECONDS)
     finally:
         await node.stop()
-    return 0 if server.started else 1
+    return 0
+
+
+async def _listen(server: HttpServer, settings: Settings) -> None:
+    try:
+        await server.start(settings.host, settings.port)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
 
 
 class _signals:
-    """SIGTERM and SIGINT call `leave` instead of what uvicorn would do."""
+    """SIGTERM and SIGINT call `leave`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
         self._loop, self._leave = loop, leave

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tocsin.flow import fleet, partitions, reap, sweep
+from tocsin.flow import events, fleet, partitions, reap, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
@@ -76,6 +76,8 @@ class Caretaker(Loop):
         CLOCK_SKEW.set(self._db.clock.skew())
         await sweep.measure(self._db)
         await fleet.measure(self._db)
+        if self._turn % 12 == 0:
+            await events.tidy(self._db)
         if self._turn % 60 == 0:
             await partitions.make_ahead(self._db)
             await sweep.forget_keys(self._db)

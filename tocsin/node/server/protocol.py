@@ -326,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
     def _go_on(self, last: Request) -> None:
         if self._last is not None:
             self._last_words(self._last)
-        elif not last.keep_alive or self._deaf:
+        elif not last.keep_alive or self._deaf or self._server.leaving:
             self._linger()
         elif self._next:
             self._serve(self._next.popleft())

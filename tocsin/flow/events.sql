@@ -1,0 +1,80 @@
+-- :name open
+-- Let what changes be written down for these tenants, from the moment this is committed.
+insert into event_feeds (tenant_id, open_until)
+select t.id, now() + $2 * interval '1 second' from unnest($1::int[]) as t(id) order by t.id
+    on conflict (tenant_id) do update set open_until = excluded.open_until
+
+-- :name begin
+-- From when they are complete. In a transaction after `open`: whichever takes a higher number than this one takes it
+-- later and has met the feed open in all its writes.
+update event_feeds
+   set since = pg_current_xact_id()::text::bigint
+ where tenant_id = any($1::int[]) and since is null
+
+-- :name read
+-- For each tenant the changes from its place on, at most $4 rows, up to the oldest transaction that still runs.
+-- A tenant without any is answered once, too.
+select w.tenant_id, f.mark, f.since, s.horizon, e.xid, e.seq, e.at, e.subject, e.changes
+  from (select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as horizon) s
+ cross join unnest($1::int[], $2::bigint[], $3::bigint[]) as w(tenant_id, xid, seq)
+  left join lateral (
+        select f.mark, f.since from event_feeds f where f.tenant_id = w.tenant_id limit 1) f on true
+  left join lateral (
+        select e.xid, e.seq, e.at, e.subject, e.changes
+          from events e
+         where e.tenant_id = w.tenant_id and (e.xid, e.seq) >= (w.xid, w.seq) and e.xid < s.horizon
+         order by e.xid, e.seq
+         limit $4) e on true
+ order by w.tenant_id, e.xid, e.seq
+
+-- :name close
+-- Feeds that nobody has renewed, with all that is in them; and those whose numbers are another cluster's, which a
+-- restored dump brings along.
+with closed as (
+    delete from event_feeds
+     where open_until < now() or since > pg_current_xact_id()::text::bigint
+    returning tenant_id
+)
+delete from events where tenant_id = any(array(select tenant_id from closed))
+
+-- :name trim
+-- What is older than $1 seconds, and what is more than $2 rows, by whole transactions. One node does it, others pass.
+with feed as materialized (
+    select f.tenant_id, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as horizon
+      from event_feeds f
+     where f.since is not null
+     order by f.tenant_id
+       for update skip locked
+),
+cut as materialized (
+    select f.tenant_id, greatest(aged.xid, many.xid) as xid
+      from feed f
+     cross join lateral (
+            select max(e.xid) as xid
+              from (select e.xid, e.at from events e
+                     where e.tenant_id = f.tenant_id and e.xid < f.horizon
+                     order by e.xid, e.seq
+                     limit $2) e
+             where e.at < now() - $1 * interval '1 second') aged
+      left join lateral (
+            select e.xid from events e
+             where e.tenant_id = f.tenant_id and e.xid < f.horizon
+             order by e.xid desc, e.seq desc
+            offset $2 limit 1) many on true
+),
+-- What is more than so many rows stays for the next time, and nobody reads it any more.
+old as materialized (
+    select e.place
+      from cut c
+     cross join lateral (
+            select e.ctid as place from events e
+             where e.tenant_id = c.tenant_id and e.xid <= c.xid
+             limit 200000) e
+),
+gone as (
+    delete from events e using old o where e.ctid = o.place
+)
+update event_feeds f
+   set since = greatest(f.since, c.xid)
+  from cut c
+ where f.tenant_id = c.tenant_id and c.xid is not null
