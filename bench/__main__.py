@@ -8,13 +8,14 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import drain, floor, pickup, submit
+from bench import burst, drain, floor, pickup, submit
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -59,6 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=50_000, help="drain: how many runs")
     parser.add_argument("--slots", type=int, default=2_000, help="drain: slots of each worker")
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
+    parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
     parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine, each time")
     options = parser.parse_args()
@@ -112,6 +114,13 @@ def _pickup(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(f"pick-up, {one.kind}", f"p50 {one.p50:.1f} ms", pickup.describe(one))
 
 
+def _burst(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = burst.measure(made, repeat=options.repeat, peer_python=options.peer_python)
+    report.document["burst"] = [one.document() for one in found]
+    for one in found:
+        report.add(f"burst of {one.runs:,}, {one.what}", f"p99 {one.p99:.1f} ms", burst.describe(one))
+
+
 def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = submit.measure(made)
     report.document["submit"] = [one.document() for one in found]
@@ -127,6 +136,7 @@ def _share(rate: float, report: Report) -> str:
 _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "floor": _floor,
     "pickup": _pickup,
+    "burst": _burst,
     "drain": _drain,
     "submit": _submit,
 }

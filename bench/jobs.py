@@ -6,6 +6,7 @@ import time
 from tocsin.client.app import App
 
 app = App()
+_kept: dict[str, int] = {}
 
 
 @app.function("bench.noop")
@@ -20,3 +21,12 @@ async def mark(path: str, sent: float) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, f"{started!r} {sent!r}\n".encode())
     os.close(descriptor)
+
+
+@app.function("bench.start")
+async def start(path: str) -> None:
+    """Its first act is to look at the clock; then one O_APPEND write of what it saw, to a file that stays open."""
+    started = time.time()
+    if path not in _kept:
+        _kept[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(_kept[path], f"{started!r}\n".encode())

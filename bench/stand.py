@@ -89,9 +89,13 @@ class Stand:
         head, _, rest = self.settings.database_url.partition("@")
         return f"{head}@" + rest.replace("/tocsin", f"/{database}", 1)
 
+    async def connect(self, database: str = "tocsin") -> asyncpg.Connection:
+        """A connection as superuser."""
+        return await asyncpg.connect(self.superuser_url(database), server_settings={"search_path": "tocsin"})
+
     async def query(self, statement: str, *values: object, database: str = "tocsin") -> list[Any]:
         """Rows of one statement, as superuser."""
-        connection = await asyncpg.connect(self.superuser_url(database), server_settings={"search_path": "tocsin"})
+        connection = await self.connect(database)
         try:
             return list(await connection.fetch(statement, *values))
         finally:
