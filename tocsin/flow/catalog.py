@@ -13,7 +13,7 @@ from tocsin.errors import NotFound
 from tocsin.model.access import Identity
 from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import decode_scalar
-from tocsin.model.schedule import describe, first_fire
+from tocsin.model.schedule import describe, first_fire, hashes, seed_of, spread
 from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import encode
 
@@ -55,46 +55,35 @@ async def list_jobs(
     return [_document(who, row) for row in rows]
 
 
-def new_document(who: Identity, job_id: str, spec: JobSpec, spec_json: str, at: datetime) -> dict[str, Any]:
-    """A job as it was when it was stored at `at`: nothing that a read would know better."""
-    return _document(
-        who,
-        {
-            "id": job_id,
-            "version": 1,
-            "state": "active",
-            "spec": spec_json,
-            "created_at": at,
-            "updated_at": at,
-            "next_run_at": first_fire(spec.schedule, at),
-            "last_run_id": None,
-        },
-        spec.schedule,
-    )
-
-
 def new_documents(who: Identity, jobs: Iterable[tuple[str, JobSpec, str]], at: datetime) -> list[msgspec.Raw]:
-    """The same for a batch of (id, spec, its JSON), as text: what jobs have in common is written once."""
+    """Jobs of (id, spec, its JSON) as they were when they were stored at `at`, nothing that a read would know better.
+    As text: what jobs have in common is written once."""
     same = {"tenant": who.tenant, "version": 1, "state": "active", "created_at": iso(at), "updated_at": iso(at)}
     tail = encode(same | {"last_run": None}).decode()[1:-1]
-    known: dict[Schedule | None, tuple[str, str, str]] = {}
+    known: dict[tuple[Schedule | None, str], tuple[str, str, str]] = {}
     out = []
     for id_, spec, text in jobs:
-        if spec.schedule not in known:
-            known[spec.schedule] = _new_schedule(spec.schedule, at)
-        plain, described, next_run = known[spec.schedule]
+        key = (spec.schedule, seed_of(who.tenant, spec.name, id_) if _is_its_own(spec.schedule) else "")
+        if key not in known:
+            known[key] = _new_schedule(*key, at)
+        plain, described, next_run = known[key]
         # The last place it stands: only a target, which comes first, may hold a caller's own objects.
         before, _, behind = text[:-1].rpartition(plain)
         out.append(msgspec.Raw(f'{before}{described}{behind},"id":"{id_}",{tail},{next_run}}}'.encode()))
     return out
 
 
-def _new_schedule(schedule: Schedule | None, at: datetime) -> tuple[str, str, str]:
+def _is_its_own(schedule: Schedule | None) -> bool:
+    """Whether two jobs with this schedule may fall due at different instants."""
+    return schedule is not None and (schedule.jitter is not None or hashes(schedule))
+
+
+def _new_schedule(schedule: Schedule | None, seed: str, at: datetime) -> tuple[str, str, str]:
     """A schedule as it stands in a job's JSON, the same with its description, and when it first falls due."""
     plain = encode(schedule).decode()
-    words = "" if schedule is None else f',"description":{encode(describe(schedule)).decode()}'
-    first = first_fire(schedule, at)
-    next_run = encode(first and iso(first)).decode()
+    words = "" if schedule is None else f',"description":{encode(describe(schedule, seed)).decode()}'
+    first = first_fire(schedule, at, None, seed)
+    next_run = encode(first and iso(first + spread(schedule, seed))).decode()
     described = plain if schedule is None else f"{plain[:-1]}{words}}}"
     return (
         f'"schedule":{plain}',
@@ -103,12 +92,16 @@ def _new_schedule(schedule: Schedule | None, at: datetime) -> tuple[str, str, st
     )
 
 
-def _document(who: Identity, row: Row | dict[str, Any], known: Schedule | None = None) -> dict[str, Any]:
+def _document(who: Identity, row: Row) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.json.decode(row["spec"])
-    schedule = document.get("schedule")
+    schedule, seed = document.get("schedule"), seed_of(who.tenant, document.get("name"), row["id"])
+    known = None
     if schedule is not None:
-        schedule["description"] = describe(known or msgspec.convert(schedule, Schedule, dec_hook=decode_scalar))
-    next_run = row["next_run_at"] and iso(row["next_run_at"])
+        known = msgspec.convert(schedule, Schedule, dec_hook=decode_scalar)
+        schedule["description"] = describe(known, seed)
+    cursor = row["next_fire_at"] and row["next_fire_at"] + spread(known, seed)
+    due = min((at for at in (cursor, row["ready_at"]) if at is not None), default=None)
+    next_run = due and iso(due)
     last = row["last_run_id"] and {
         "id": row["last_run_id"],
         "state": row["last_run_state"],

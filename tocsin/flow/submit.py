@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound
+from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
@@ -18,9 +19,9 @@ from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
-from tocsin.model.schedule import check_schedule, first_fire
+from tocsin.model.schedule import check_schedule, first_fire, seed_of, stands_for
 from tocsin.model.strict import refuse_nul
-from tocsin.store.db import Connection, Database, Row, Sql, columns
+from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation, columns, sparse_columns
 from tocsin.telemetry import SUBMITTED
 from tocsin.wire import encode
 
@@ -68,32 +69,86 @@ def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) 
     return JobRequest(who, spec, text.decode(), wish)
 
 
+class _NewJob(NamedTuple):
+    """A job on its way into the tables: with its first run if that is due within the horizon, else with a cursor."""
+
+    place: int
+    id: str
+    request: JobRequest
+    lane: LaneKey
+    cursor: datetime | None
+    run: NewRun | None
+
+    @property
+    def tenant_and_name(self) -> tuple[int, str]:
+        """What no two open jobs have in common."""
+        return self.request.who.tenant_id, self.request.spec.name or self.id
+
+
+def _new_jobs(requests: Sequence[JobRequest], now: datetime, horizon: timedelta) -> list[_NewJob]:
+    return [
+        _NewJob(place, id_, request, lane_key(request.spec), *_first(id_, request, now, horizon))
+        for place, (id_, request) in enumerate(zip(new_ids(now, len(requests)), requests, strict=True))
+    ]
+
+
+def _first(id_: str, request: JobRequest, now: datetime, horizon: timedelta) -> tuple[datetime | None, NewRun | None]:
+    who, spec = request.who, request.spec
+    first = first_fire(spec.schedule, now, None, seed_of(who.tenant, spec.name, id_))
+    if first is None or not spec.once or first > now + horizon:
+        return first, None
+    return None, NewRun(who.tenant_id, new_id(max(first, now)), id_, "schedule", stands_for(spec.schedule, now))
+
+
 async def submit_jobs(
     db: Database, lanes: LaneBook, requests: Sequence[JobRequest], horizon: timedelta
 ) -> tuple[list[Answer], list[Hint]]:
-    """Store every job that can be stored, in one transaction; answers in the order of the requests."""
-    lane_of = await lanes.intern(lane_key(r.spec) for r in requests)
+    """Store every job that can be stored; answers in the order of the requests. One commit, unless a name is taken."""
     now = db.clock.now()
-    ids = new_ids(now, len(requests))
-    answers: dict[int, Answer] = {
-        i: InvalidInput.field("pool", "unknown_pool", f"there is no pool {r.spec.pool!r}")
-        for i, r in enumerate(requests)
-        if lane_key(r.spec) not in lane_of
-    }
-    async with db.transaction("submit") as connection:
-        open_ = [i for i in range(len(requests)) if i not in answers]
-        answers |= await _replays(connection, {i: (requests[i].wish, 201, [ids[i]]) for i in open_})
-        open_ = [i for i in open_ if i not in answers]
-        stored = await _store_jobs(connection, [(ids[i], requests[i]) for i in open_], lane_of, now)
-        refused = {i: _name_taken(requests[i].spec) for i in open_ if ids[i] not in stored}
-        answers |= _followers(answers, {ids[i]: problem for i, problem in refused.items()}) | refused
-        await _drop_keys(connection, [requests[i].wish for i in refused])
-        kept = [(ids[i], requests[i]) for i in open_ if ids[i] in stored]
-        staged = await _give_first_fires(connection, kept, now, horizon)
-        await audit.record_all(connection, [audit.entry(r.who, "job.create", f"job:{id_}") for id_, r in kept])
-    SUBMITTED.inc(len(kept))
-    answers |= {i: Stored([ids[i]], now) for i in open_ if ids[i] in stored}
-    return [answers[i] for i in range(len(requests))], staged
+    jobs = _new_jobs(requests, now, horizon)
+    lane_of = await lanes.intern({job.lane for job in jobs})
+    answers: dict[int, Answer] = {job.place: _no_pool(job, "pool") for job in jobs if job.lane not in lane_of}
+    found: list[Hint] = []
+    without_twins = False
+    while batch := [job for job in jobs if job.place not in answers]:
+        if without_twins:
+            batch = list({job.tenant_and_name: job for job in reversed(batch)}.values())
+        try:
+            done, staged = await _commit_jobs(db, batch, lane_of, now)
+        except UniqueViolation:
+            refused = await _names_taken(db, batch)
+            if not refused and without_twins:
+                raise Contention("a name was taken and freed at the same moment; try again") from None
+            answers |= refused
+            without_twins = not refused
+        else:
+            answers |= done
+            found += staged
+    return [answers[i] for i in range(len(requests))], found
+
+
+async def _commit_jobs(
+    db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
+) -> tuple[dict[int, Answer], list[Hint]]:
+    """All of them, but for those that are replays; raises NameTaken and stores none."""
+    alone = all(job.run is None and job.request.wish is None for job in jobs)
+    async with db.transaction("submit", alone=alone) as connection:
+        answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
+        new = [job for job in jobs if job.place not in answers]
+        await _store_jobs(connection, new, lane_of, now)
+        staged = hints(await stage(connection, [job.run for job in new if job.run is not None]))
+    SUBMITTED.inc(len(new))
+    return answers | {job.place: Stored([job.id], now) for job in new}, staged
+
+
+async def _names_taken(db: Database, jobs: Sequence[_NewJob]) -> dict[int, Answer]:
+    """Those whose name an open job has, unless they repeat the very call that took it."""
+    wishes = [job.request.wish for job in jobs]
+    batch = [
+        (*job.tenant_and_name, wish and wish.key, i) for i, (job, wish) in enumerate(zip(jobs, wishes, strict=True))
+    ]
+    rows = await db.fetch("engine", SQL["names_taken"], *columns(batch, 4))
+    return {jobs[row["i"]].place: _name_taken(jobs[row["i"]].request.spec) for row in rows}
 
 
 async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[list[Answer], list[Hint]]:
@@ -216,61 +271,41 @@ async def _drop_keys(connection: Connection, wishes: list[Wish | None]) -> None:
 
 
 async def _store_jobs(
-    connection: Connection, jobs: list[tuple[str, JobRequest]], lane_of: dict[LaneKey, int], now: datetime
-) -> set[str]:
+    connection: Connection, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime, audited: bool = True
+) -> None:
+    """Jobs, cursors, limits and audit rows, in one statement."""
     rows = [
         (
-            r.who.tenant_id,
-            id_,
-            r.spec.name,
-            r.spec_json,
-            lane_of[lane_key(r.spec)],
-            r.spec.once,
-            None if r.spec.once or r.spec.overlap == "allow" else r.spec.overlap,
-            r.spec.max_concurrency,
-            r.spec.retry.max_attempts,
-            r.spec.priority,
-            r.spec.start_deadline.delta if r.spec.start_deadline else None,
-            encode(r.spec.tags).decode() if r.spec.tags else None,
+            who.tenant_id,
+            job.id,
+            spec.name,
+            job.request.spec_json,
+            lane_of[job.lane],
+            spec.once,
+            None if spec.once or spec.overlap == "allow" else spec.overlap,
+            spec.max_concurrency,
+            spec.retry.max_attempts,
+            spec.priority,
+            spec.start_deadline.delta if spec.start_deadline else None,
+            encode(spec.tags).decode() if spec.tags else None,
             now,  # the very instant the first fire is counted from: `every` is anchored at it
+            job.cursor,
+            who.actor if audited else None,
+            who.key_id if audited else None,
         )
         # In the order of the names, as every node takes them: two commits that share names never wait in a circle.
-        for id_, r in sorted(jobs, key=lambda j: (j[1].who.tenant_id, j[1].spec.name or ""))
+        for job in sorted(jobs, key=_tenant_and_name)
+        for who, spec in [(job.request.who, job.request.spec)]
     ]
-    if not rows:
-        return set()
-    stored = {row["id"] for row in await connection.fetch(SQL["jobs"], *columns(rows, 13))}
-    limits = [(row[0], row[1], row[7]) for row in rows if row[7] is not None and row[1] in stored]
-    if limits:
-        await connection.execute(SQL["limits"], *columns(limits, 3))
-    return stored
+    if rows:
+        await connection.execute(SQL["store"], *sparse_columns(rows))
 
 
-async def _give_first_fires(
-    connection: Connection, jobs: list[tuple[str, JobRequest]], now: datetime, horizon: timedelta
-) -> list[Hint]:
-    runs, cursors = [], []
-    for id_, request in jobs:
-        first = first_fire(request.spec.schedule, now)
-        if request.spec.once and first is not None and first <= now + horizon:
-            nominal = _nominal(request.spec, first)
-            runs.append(NewRun(request.who.tenant_id, new_id(max(first, now)), id_, "schedule", nominal))
-        elif first is not None:
-            cursors.append((request.who.tenant_id, id_, first))
-    if cursors:
-        await connection.execute(SQL["triggers"], *columns(cursors, 3))
-    return hints(await stage(connection, runs))
+_tenant_and_name = attrgetter("tenant_and_name")
 
 
 def _name_taken(spec: JobSpec) -> Conflict:
     return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")
-
-
-def _nominal(spec: JobSpec, first: datetime) -> datetime | None:
-    """An `at` a little in the past runs now, but stands for the instant that was asked for. None: now."""
-    if spec.schedule is None:
-        return None
-    return spec.schedule.at.at if spec.schedule.at is not None else first
 
 
 # ── batches of jobs ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,26 +315,36 @@ async def submit_batch(
     db: Database, lanes: LaneBook, requests: Sequence[JobRequest], wish: Wish | None, horizon: timedelta
 ) -> tuple[Stored | Replay, list[Hint]]:
     """Store all of one caller's jobs or none, in one transaction; raises why none. One audit row, one key."""
-    who = requests[0].who
-    lane_of = await lanes.intern({lane_key(r.spec) for r in requests})
-    for i, request in enumerate(requests):
-        if lane_key(request.spec) not in lane_of:
-            raise InvalidInput.field(f"jobs[{i}].pool", "unknown_pool", f"there is no pool {request.spec.pool!r}")
-    _refuse_twins(requests)
     now = db.clock.now()
-    ids = new_ids(now, len(requests))
-    jobs = list(zip(ids, requests, strict=True))
+    jobs = _new_jobs(requests, now, horizon)
+    lane_of = await lanes.intern({job.lane for job in jobs})
+    for job in jobs:
+        if job.lane not in lane_of:
+            raise _no_pool(job, f"jobs[{job.place}].pool")
+    _refuse_twins(requests)
+    try:
+        answer, staged = await _commit_batch(db, jobs, lane_of, wish, now)
+    except UniqueViolation:
+        refused = await _names_taken(db, jobs)
+        if not refused:
+            raise Contention("a name was taken and freed at the same moment; try again") from None
+        raise _taken_at(min(refused), requests[min(refused)].spec) from None
+    return answer, staged
+
+
+async def _commit_batch(
+    db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], wish: Wish | None, now: datetime
+) -> tuple[Stored | Replay, list[Hint]]:
+    ids = [job.id for job in jobs]
     async with db.transaction("submit") as connection:
-        known = await _replays(connection, {0: (wish, 201, ids)})
-        if isinstance(answer := known.get(0), Replay):
-            return answer, []
-        if isinstance(answer, ApiProblem):
-            raise answer
-        stored = await _store_jobs(connection, jobs, lane_of, now)
-        for i, (id_, request) in enumerate(jobs):
-            if id_ not in stored:
-                raise _taken_at(i, request.spec)
-        staged = await _give_first_fires(connection, jobs, now, horizon)
+        known = (await _replays(connection, {0: (wish, 201, ids)})).get(0)
+        if isinstance(known, Replay):
+            return known, []
+        if isinstance(known, ApiProblem):
+            raise known
+        await _store_jobs(connection, jobs, lane_of, now, audited=False)
+        staged = hints(await stage(connection, [job.run for job in jobs if job.run is not None]))
+        who = jobs[0].request.who
         await audit.record(connection, audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids))
     SUBMITTED.inc(len(jobs))
     return Stored(ids, now), staged
@@ -318,3 +363,7 @@ def _taken_at(i: int, spec: JobSpec) -> Conflict:
     problem = _name_taken(spec)
     problem.errors = [{"path": f"jobs[{i}].name", "code": problem.code, "message": problem.detail}]
     return problem
+
+
+def _no_pool(job: _NewJob, path: str) -> InvalidInput:
+    return InvalidInput.field(path, "unknown_pool", f"there is no pool {job.lane.pool!r}")

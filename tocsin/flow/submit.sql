@@ -18,21 +18,40 @@ delete from idempotency i
         select f.ctid as place from idempotency f where f.tenant_id = k.tenant_id and f.key = k.key limit 1) f
  where i.ctid = f.place
 
--- :name jobs
--- A name that an open job has already leaves the new one out; the caller is told.
-insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                  start_deadline, tags, created_at, updated_at)
-select * from unnest($1::int[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::bool[], $7::text[], $8::int[],
-                     $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::timestamptz[],
-                     $13::timestamptz[])
-    on conflict do nothing
-returning id::text as id
+-- :name store
+-- Everything that a new job is, from one reading of the arrays; a name that an open job has stops it all.
+with new as (
+    select *
+      from unnest($1::int[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::bool[], $7::text[], $8::int[],
+                  $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::timestamptz[], $14::timestamptz[],
+                  $15::text[], $16::uuid[])
+           as n(tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
+                start_deadline, tags, made_at, next_fire_at, actor, key_id)
+), kept as (
+    insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
+                      start_deadline, tags, created_at, updated_at)
+    select tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
+           start_deadline, tags, made_at, made_at
+      from new
+), limited as (
+    insert into limits (tenant_id, key, max)
+    select tenant_id, id, max_concurrency from new where max_concurrency is not null
+), planned as (
+    insert into triggers (tenant_id, job_id, next_fire_at)
+    select tenant_id, id, next_fire_at from new where next_fire_at is not null
+)
+insert into audit (tenant_id, actor, key_id, action, target)
+select tenant_id, actor, key_id, 'job.create', 'job:' || id from new where actor is not null
 
--- :name limits
-insert into limits (tenant_id, key, max) select * from unnest($1::int[], $2::uuid[], $3::int[])
-
--- :name triggers
-insert into triggers (tenant_id, job_id, next_fire_at) select * from unnest($1::int[], $2::uuid[], $3::timestamptz[])
+-- :name names_taken
+select n.i
+  from unnest($1::int[], $2::text[], $3::text[], $4::int[]) as n(tenant_id, name, key, i)
+ cross join lateral (
+        select from jobs j
+         where j.tenant_id = n.tenant_id and j.name = n.name and j.state in ('active', 'paused') limit 1) j
+  left join lateral (
+        select true as known from idempotency i where i.tenant_id = n.tenant_id and i.key = n.key limit 1) i on true
+ where i.known is null
 
 -- :name open_jobs
 -- Whoever submits a run holds its job, so that a cancel sees either the run or no run.

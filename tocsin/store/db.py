@@ -24,6 +24,7 @@ from tocsin.telemetry import STEP_SECONDS
 
 Row = Any  # asyncpg.Record: a tuple whose columns are also found by name
 Connection = Any  # asyncpg.Connection, or a pool's proxy of one
+UniqueViolation = asyncpg.UniqueViolationError
 MINIMUM_VERSION = 150_000
 
 _SESSION = {
@@ -213,11 +214,11 @@ class Database:
     # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.asynccontextmanager
-    async def transaction(self, step: str, pool: str = "engine") -> AsyncIterator[Connection]:
-        """One transaction of `step` across tenants."""
+    async def transaction(self, step: str, pool: str = "engine", alone: bool = False) -> AsyncIterator[Connection]:
+        """One transaction of `step` across tenants. `alone`: it has one statement at most, which commits by itself."""
         async with self._mapped(), self._pools[pool].acquire() as connection:
             with STEP_SECONDS.labels(step).time():
-                async with self._committing(connection, step, SQL["begin"]):
+                async with self._alone(step) if alone else self._committing(connection, step, SQL["begin"]):
                     yield connection
 
     @contextlib.asynccontextmanager
@@ -241,9 +242,16 @@ class Database:
         try:
             await connection.execute(SQL["commit"])
         except _GONE as error:
-            raise OutcomeUnknown(
-                "the connection to the database broke while committing; repeat the call with the same Idempotency-Key"
-            ) from error
+            raise _outcome_unknown() from error
+        await self.failpoints.hit(f"{step}.after_commit")
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, step: str) -> AsyncIterator[None]:
+        await self.failpoints.hit(f"{step}.before_commit")
+        try:
+            yield
+        except _GONE as error:
+            raise _outcome_unknown() from error
         await self.failpoints.hit(f"{step}.after_commit")
 
     @contextlib.asynccontextmanager
@@ -268,6 +276,12 @@ class Database:
     async def notify(self, channel: str, payload: str) -> None:
         """Send a hint, in a transaction of its own."""
         await self.fetch("vital", SQL["notify"], channel, payload)
+
+
+def _outcome_unknown() -> OutcomeUnknown:
+    return OutcomeUnknown(
+        "the connection to the database broke while committing; repeat the call with the same Idempotency-Key"
+    )
 
 
 def sparse_columns(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
