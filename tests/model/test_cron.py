@@ -1,50 +1,36 @@
-"""Cron on a real calendar, against a brute-force reference and against cronsim."""
+"""Cron: what may be written, what it owes by example and against cronsim, and its words. tests/time has the proof."""
 
 from __future__ import annotations
 
+import re
+import sys
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
-from itertools import product
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.time.expressions import ANY_EXPRESSION, EXPRESSIONS, each
 from tocsin.model import cron
 
 MINUTE = timedelta(minutes=1)
 
-# A day before and a day after each: where clocks were moved by an hour, by half an hour, over midnight, by a day.
-MOVES = {
-    "spring New York": ("America/New_York", datetime(2026, 3, 8, tzinfo=UTC)),
-    "autumn New York": ("America/New_York", datetime(2026, 11, 1, tzinfo=UTC)),
-    "spring Berlin": ("Europe/Berlin", datetime(2026, 3, 29, tzinfo=UTC)),
-    "autumn Berlin": ("Europe/Berlin", datetime(2026, 10, 25, tzinfo=UTC)),
-    "spring Lord Howe": ("Australia/Lord_Howe", datetime(2026, 10, 3, tzinfo=UTC)),
-    "autumn Lord Howe": ("Australia/Lord_Howe", datetime(2026, 4, 4, tzinfo=UTC)),
-    "Apia loses a day": ("Pacific/Apia", datetime(2011, 12, 30, tzinfo=UTC)),
-    "Beirut at midnight": ("Asia/Beirut", datetime(2026, 3, 28, tzinfo=UTC)),
-    "Havana back over 1:00": ("America/Havana", datetime(2026, 11, 1, tzinfo=UTC)),
-    "São Paulo back over midnight": ("America/Sao_Paulo", datetime(2018, 2, 18, tzinfo=UTC)),
-    "Toronto over midnight": ("America/Toronto", datetime(1919, 3, 31, tzinfo=UTC)),
-}
 
-
-def owed(expression: str, zone: str, start: datetime, end: datetime) -> list[str]:
+def owed(expression: str, zone: str, start: datetime, end: datetime, **rules: str) -> list[str]:
     """What is owed in (start, end), as local times with their offset."""
-    days, out, at = cron.compile_cron(expression, zone), [], start
+    days, out, at = cron.compile_cron(expression, zone, **rules), [], start
     while (found := days.next_after(at)) is not None and found < end:
         out.append(found)
         at = found
     return [t.astimezone(cron.zone(zone)).strftime("%d %H:%M%z") for t in out]
 
 
-def on(expression: str, zone: str, day: date) -> list[str]:
+def on(expression: str, zone: str, day: date, **rules: str) -> list[str]:
     tz = cron.zone(zone)
     start = datetime(day.year, day.month, day.day, tzinfo=tz).astimezone(UTC) - MINUTE
     end = datetime(day.year, day.month, day.day, tzinfo=tz) + timedelta(days=1)
-    return [t.split(" ")[1] for t in owed(expression, zone, start, end.astimezone(UTC))]
+    return [t.split(" ")[1] for t in owed(expression, zone, start, end.astimezone(UTC), **rules)]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +60,48 @@ def test_fixed_times_where_the_clock_is_moved(expression: str, zone: str, day: d
     assert on(expression, zone, day) == expected
 
 
+@pytest.mark.parametrize(
+    ("expression", "day", "rules", "expected"),
+    [
+        ("30 2 * * *", date(2026, 3, 8), {"gap": "skip"}, []),
+        ("0,30 2,3 * * *", date(2026, 3, 8), {"gap": "skip"}, ["03:00-0400", "03:30-0400"]),
+        ("0 */2 * * *", date(2026, 3, 8), {"gap": "next_valid"}, ["00:00-0500", "04:00-0400"]),
+        ("30 1 * * *", date(2026, 11, 1), {"overlap": "second"}, ["01:30-0500"]),
+        ("30 1 * * *", date(2026, 11, 1), {"overlap": "both"}, ["01:30-0400", "01:30-0500"]),
+        ("0 1-2 * * *", date(2026, 11, 1), {"overlap": "second"}, ["01:00-0500", "02:00-0500"]),
+        (
+            "*/30 1 * * *",
+            date(2026, 11, 1),
+            {"overlap": "second"},
+            ["01:00-0400", "01:30-0400", "01:00-0500", "01:30-0500"],
+        ),
+        ("59 59 1 * * *", date(2026, 11, 1), {"overlap": "both"}, ["01:59-0400", "01:59-0500"]),
+    ],
+)
+def test_a_schedule_chooses_what_becomes_of_a_gap_and_an_overlap(
+    expression: str, day: date, rules: dict[str, str], expected: list[str]
+) -> None:
+    assert [t for t in on(expression, "America/New_York", day, **rules) if t < "05"] == expected
+
+
+def test_the_second_time_of_an_overlap_over_midnight() -> None:
+    # At 00:01 on Sunday the clock was put back to 23:01 on Saturday.
+    start, end = datetime(2010, 11, 6, 12, tzinfo=UTC), datetime(2010, 11, 7, 12, tzinfo=UTC)
+    for overlap, expected in (("first", ["06 23:30-0230"]), ("second", ["06 23:30-0330"])):
+        assert owed("30 23 * * *", "America/St_Johns", start, end, overlap=overlap) == expected
+
+
+@pytest.mark.parametrize(("gap", "overlap"), [("next", "first"), ("skip", "last"), ("", "")])
+def test_refuses_rules_that_it_does_not_know(gap: str, overlap: str) -> None:
+    with pytest.raises(ValueError, match="daylight saving"):
+        cron.compile_cron("0 2 * * *", "UTC", gap, overlap)
+
+
+def test_what_is_always_skipped_comes_to_an_end() -> None:
+    days = cron.compile_cron("30 2 ? 3 SUNL", "Europe/Berlin", "skip")
+    assert days.next_after(datetime(2026, 1, 1, tzinfo=UTC)) is None
+
+
 def test_star_hours_come_once_every_real_hour() -> None:
     spring = on("0 * * * *", "America/New_York", date(2026, 3, 8))
     autumn = on("0 * * * *", "America/New_York", date(2026, 11, 1))
@@ -93,106 +121,72 @@ def test_day_of_month_or_day_of_week_when_both_are_named() -> None:
     assert owed("0 0 */10 * SUN", "UTC", start, end) == ["01 00:00+0000"]
 
 
+@pytest.mark.parametrize(
+    ("dates", "days"),
+    [
+        ("L * ?", (31, 28, 31)),
+        ("L-3 * ?", (28, 25, 28)),
+        ("LW * ?", (30, 27, 31)),
+        ("1W * ?", (1, 2, 2)),
+        ("15W * ?", (15, 16, 16)),
+        ("31W * ?", (30, 31)),
+        ("? * FRIL", (30, 27, 27)),
+        ("? * 5L", (30, 27, 27)),
+        ("? * MON#2", (12, 9, 9)),
+        ("? * 7#5", (29,)),
+        ("1,LW * ?", (1, 30, 1, 27, 1, 31)),
+    ],
+)
+def test_days_that_depend_on_the_month(dates: str, days: tuple[int, ...]) -> None:
+    start, end = datetime(2026, 1, 1, tzinfo=UTC) - MINUTE, datetime(2026, 4, 1, tzinfo=UTC)
+    assert owed(f"0 0 {dates}", "UTC", start, end) == [f"{d:02} 00:00+0000" for d in days]
+
+
 def test_leap_days_across_a_century_without_one() -> None:
     assert cron.compile_cron("0 0 29 2 *", "UTC").next_after(datetime(2096, 3, 1, tzinfo=UTC)) == datetime(
         2104, 2, 29, tzinfo=UTC
     )
 
 
-# ── against a reference that looks at every minute ───────────────────────────────────────────────────────────────
+# ── in general ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@cache
-def minutes_around(move: str) -> tuple[tuple[datetime, datetime], ...]:
-    """(instant, local wall time) of each minute, three days before to three days after."""
-    zone, about = MOVES[move]
-    tz, start = cron.zone(zone), about - timedelta(days=3)
-    instants = (start + i * MINUTE for i in range(6 * 1440))
-    return tuple((t, t.astimezone(tz).replace(tzinfo=None)) for t in instants)
+ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
+RULES = st.tuples(st.sampled_from(["next_valid", "skip"]), st.sampled_from(["first", "second", "both"]))
+MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2060, 1, 1)).map(lambda d: d.replace(tzinfo=UTC))
 
 
-def reference(expression: str, move: str) -> list[datetime]:
-    """What P9 says is owed from two days before to two days after, slowly."""
-    fields = CronSim(expression, datetime(2024, 1, 1))
-    star_minute, star_hour = (p.startswith("*") for p in expression.split()[:2])
-    timeline = minutes_around(move)
-    wanted = {h * 60 + m for h, m in product(fields.hours, fields.minutes)}
-
-    def matches(local: datetime) -> bool:
-        day = local.date()
-        return local.hour * 60 + local.minute in wanted and day.month in fields.months and fields.match_day(day)
-
-    out = {t for t, local in timeline if matches(local)} if star_minute or star_hour else set()
-    if not star_hour:
-        first_time = {local: t for t, local in reversed(timeline)}
-        for day in {local.date() for local in first_time}:
-            for minute in wanted:
-                local = datetime(day.year, day.month, day.day) + minute * MINUTE
-                if matches(local):
-                    later = local
-                    while later not in first_time and later < timeline[-1][1]:
-                        later += MINUTE
-                    out.add(first_time.get(later, timeline[-1][0]))
-    low, high = timeline[1440][0], timeline[-1440][0]
-    return sorted(t for t in out if low < t < high)
+def resolved(expression: str, seed: str = "acme/report") -> str | None:
+    """None where it never fires."""
+    try:
+        return cron.resolve(expression, seed)
+    except cron.NeverFires:
+        return None
 
 
-def field(low: int, high: int) -> st.SearchStrategy[str]:
-    number = st.integers(low, high)
-    pair = st.tuples(number, number).map(sorted)
-    return st.one_of(
-        st.just("*"),
-        st.integers(1, (high - low) // 2).map(lambda n: f"*/{n}"),
-        st.lists(number, min_size=1, max_size=3).map(lambda ns: ",".join(map(str, ns))),
-        pair.map(lambda p: f"{p[0]}-{p[1]}"),
-        st.tuples(pair, st.integers(1, 5)).map(lambda p: f"{p[0][0]}-{p[0][1]}/{p[1]}"),
-    )
+RESOLVED = ANY_EXPRESSION.map(resolved).filter(bool)
 
 
-NIGHT_HOURS = st.one_of(
-    field(0, 23), st.lists(st.sampled_from([0, 1, 2, 3, 23]), min_size=1).map(lambda h: ",".join(map(str, h)))
-)
-EXPRESSIONS = st.tuples(
-    field(0, 59), NIGHT_HOURS, st.one_of(st.just("*"), field(1, 28)), st.just("*"), st.one_of(st.just("*"), field(0, 7))
-).map(" ".join)
+def understood_alike(expression: str) -> bool:
+    """Whether cronsim means the same: it lacks W and L-3, takes a-a/n for a/n, and lets weekdays run to 7."""
+    odd = re.search(r"W|L-|[A-Z]L|\b(\d+)-\1/|(?<=,)\*| \S*\d/\d+\S*$", expression)
+    return not odd
 
 
-@pytest.mark.parametrize("move", MOVES)
-@given(expression=EXPRESSIONS)
-@settings(max_examples=25, deadline=None)
-def test_agrees_with_looking_at_every_minute(move: str, expression: str) -> None:
-    expected = reference(expression, move)
-    days = cron.compile_cron(expression, MOVES[move][0])
-    low, high = minutes_around(move)[1440][0], minutes_around(move)[-1440][0]
-    walked, at = [], low
-    while (found := days.next_after(at)) is not None and found < high:
-        walked.append(found)
-        at = found
-    assert walked == expected
-    assert days.count(low, high) == len(expected)
-    back, at = [], high
-    while (found := days.last_before(at, low + MINUTE / 60)) is not None:
-        back.append(found)
-        at = found
-    assert back[::-1] == expected
-
-
-@given(expression=EXPRESSIONS, start=st.datetimes(datetime(2000, 1, 1), datetime(2060, 1, 1)))
-@settings(max_examples=200, deadline=None)
+@given(expression=RESOLVED.filter(understood_alike), start=MOMENTS)
+@settings(max_examples=100, deadline=None)
 def test_agrees_with_cronsim_where_no_clock_is_moved(expression: str, start: datetime) -> None:
-    at = start.replace(tzinfo=UTC)
-    assert cron.compile_cron(expression, "UTC").next_after(at) == next(CronSim(expression, at))
+    assert cron.compile_cron(expression, "UTC").next_after(start) == next(CronSim(expression, start))
 
 
 @given(
-    expression=EXPRESSIONS,
-    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
-    start=st.datetimes(datetime(2000, 1, 1), datetime(2060, 1, 1)),
-    ahead=st.timedeltas(timedelta(0), timedelta(days=60)),
+    expression=RESOLVED, zone=ZONES, rules=RULES, early=MOMENTS, ahead=st.timedeltas(timedelta(0), timedelta(days=60))
 )
-@settings(max_examples=150, deadline=None)
-def test_next_is_after_now_and_never_goes_back(expression: str, zone: str, start: datetime, ahead: timedelta) -> None:
-    days, early = cron.compile_cron(expression, zone), start.replace(tzinfo=UTC)
+@settings(max_examples=100, deadline=None)
+def test_next_is_after_now_and_never_goes_back(
+    expression: str, zone: str, rules: tuple[str, str], early: datetime, ahead: timedelta
+) -> None:
+    days = cron.compile_cron(expression, zone, *rules)
     first, second = days.next_after(early), days.next_after(early + ahead)
     assert first is not None and second is not None
     assert first > early and second > early + ahead
@@ -201,65 +195,196 @@ def test_next_is_after_now_and_never_goes_back(expression: str, zone: str, start
     assert days.last_before(first + MINUTE / 60, early) == first
 
 
+@given(expression=RESOLVED, zone=ZONES, rules=RULES, early=MOMENTS, steps=st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_count_is_what_stepping_meets(
+    expression: str, zone: str, rules: tuple[str, str], early: datetime, steps: int
+) -> None:
+    days, met = cron.compile_cron(expression, zone, *rules), [early]
+    while len(met) <= steps and (found := days.next_after(met[-1])) is not None:
+        met.append(found)
+    assume(len(met) > 2)
+    assert days.count(early, met[-1]) == len(met) - 2
+    assert days.last_before(met[-1], early) == met[-2]
+
+
+@given(expression=ANY_EXPRESSION, seed=st.text(st.characters(codec="utf-8")))
+@settings(max_examples=150, deadline=None)
+def test_resolving_leaves_one_spelling_without_hash_and_words_for_it(expression: str, seed: str) -> None:
+    once = resolved(expression, seed)
+    if once is None:
+        return
+    assert cron.resolve(once, "another seed") == once == cron.resolve(f" {expression.lower()}\t", seed)
+    assert not set("H?@") & set(re.sub("THU|MARCH", "", once))
+    words = cron.explain(expression, seed)
+    assert words == cron.explain(once) and words[0].isupper() and "  " not in words
+
+
+def test_a_year_of_seconds_is_counted_without_meeting_them() -> None:
+    days, start = cron.compile_cron("* * * * * *", "America/New_York"), datetime(2026, 1, 1, tzinfo=UTC)
+    assert days.count(start, start + timedelta(days=365)) == 365 * 86_400 - 1
+
+
+def test_one_computation_for_a_hundred_thousand_jobs() -> None:
+    key = ("0 9 * * *", "Asia/Tokyo", "next_valid", "first", datetime(2026, 6, 1, 12, 0, 7, tzinfo=UTC))
+    cron.next_instant(*key)
+    before = cron.next_instant.cache_info().misses
+    assert {cron.next_instant(*key) for _ in range(100_000)} == {datetime(2026, 6, 2, tzinfo=UTC)}
+    assert cron.next_instant.cache_info().misses == before
+
+
+# ── H ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_hashed_numbers_are_for_ever() -> None:
+    assert cron.resolve("H H H H H H", "acme/report") == "10 15 20 3 8 0"
+    assert cron.resolve("H(0-29)/10 H/4 H/9 H/5 H", "acme/report") == "5-29/10 0/4 5-28/9 4/5 0"
+
+
+def test_hashed_minutes_spread() -> None:
+    minutes = [int(cron.resolve("H * * * *", f"acme/job-{n}").split()[0]) for n in range(6000)]
+    assert set(minutes) == set(range(60))
+    assert all(60 <= minutes.count(m) <= 140 for m in range(60))
+
+
+@given(seed=st.text(max_size=20), low=st.integers(0, 59), length=st.integers(0, 59), step=st.integers(1, 60))
+def test_hashed_ranges_keep_within(seed: str, low: int, length: int, step: int) -> None:
+    high = min(59, low + length)
+    assert low <= int(cron.resolve(f"H({low}-{high}) * * * *", seed).split()[0]) <= high
+    stepped = re.fullmatch(r"(\d+)-(\d+)/(\d+) \* \* \* \*", cron.resolve(f"H({low}-{high})/{step} * * * *", seed))
+    assert stepped is not None
+    assert low <= int(stepped[1]) <= min(high, low + step - 1) and stepped.groups()[1:] == (str(high), str(step))
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("* * * * *", "Every minute"),
+        ("*/15 * * * *", "Every 15 minutes"),
+        ("7/15 * * * *", "Every 15 minutes from minute 7 on"),
+        ("*/7 * * * *", "At every 7th minute from 0 to 56 of every hour"),
+        ("@hourly", "Every hour"),
+        ("5 * * * *", "At minute 5 of every hour"),
+        ("0 */2 * * *", "Every 2 hours"),
+        ("30 9,17 * * *", "At 09:30 and 17:30 every day"),
+        ("0 9-17 * * MON-FRI", "Every hour from 09:00 to 17:00 on Monday through Friday"),
+        ("*/15 9-17 * * 6,7", "Every 15 minutes from 09:00 to 17:59 on Saturday and Sunday"),
+        ("* * * * * *", "Every second"),
+        ("30 * * * * *", "At second 30 of every minute"),
+        ("15 30 9 * * ?", "At 09:30:15 every day"),
+        ("*/10 5 * * * *", "Every 10 seconds in minute 5 of every hour"),
+        ("0 0 L * ?", "At 00:00 on the last day of the month"),
+        ("0 0 L-3 * ?", "At 00:00 on the 3rd day before the last of the month"),
+        ("0 0 LW * ?", "At 00:00 on the last weekday (Monday to Friday) of the month"),
+        ("0 0 15W * ?", "At 00:00 on the weekday nearest to the 15th of the month"),
+        ("0 18 ? * FRIL", "At 18:00 on the last Friday of the month"),
+        ("0 9 ? * MON#2", "At 09:00 on the second Monday of the month"),
+        ("0 9 13 * FRI", "At 09:00 on the 13th of the month or on Friday"),
+        ("0 9 */10 * SUN", "At 09:00 on the 1st, the 11th, the 21st and the 31st of the month if it is Sunday"),
+        ("0 0 1 JAN,JUN-AUG *", "At 00:00 on the 1st of the month in January and June through August"),
+        ("H H * * *", "At 20:15 every day"),
+    ],
+)
+def test_says_it_in_plain_words(expression: str, words: str) -> None:
+    assert cron.explain(expression, "acme/report") == words
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        *(
-            "* * * *",
-            "* * * * * * *",
-            "",
-            " ",
-            "@reboot",
-            "@",
-            "R R * * *",
-            "* * * * *\n",
-            "*\u00a0* * * *",
-            "ſUN * * * *",
-        ),
-        *("*/0 * * * *", "*/61 * * * *", "60 * * * *", "5-1 * * * *", "-1 * * * *", "* 24 * * *", "* */25 * * *"),
-        *("* * 0 * *", "* * 32 * *", "* * * 13 *", "* * * 0 *", "* * * * 8", "* * * * FRI-SUN", "JAN * * * *"),
-        *("٣ * * * *", "1, * * * *", "*/ * * * *", "/5 * * * *", "*-5 * * * *", "1-2-3 * * * *", "*/5/5 * * * *"),
-        *(
-            "1/9999999999999999999999 * * * *",
-            "1e1 * * * *",
-            "0x1 * * * *",
-            "+1 * * * *",
-            "1.5 * * * *",
-            "* * * * MONDAY",
-        ),
+        *("", " ", "* * * * *\n", "*\u00a0* * * *", "ſUN * * * *", "٣ * * * *", f"{'1,' * 200}1 * * * *"),
+        *each("""
+            * * * * | * * * * * * * | * * * * * * 2026 | @ | @reboot | @every 5m | @daily @daily | @DAILY *
+            */0 * * * * | */61 * * * * | 60 * * * * | 5-1 * * * * | -1 * * * * | * 24 * * * | * */25 * * * | R R * * *
+            * * 0 * * | * * 32 * * | * * * 13 * | * * * 0 * | * * * * 8 | * * * * FRI-SUN | JAN * * * * | * * * * MONDAY
+            1, * * * * | */ * * * * | /5 * * * * | *-5 * * * * | 1-2-3 * * * * | */5/5 * * * * | 1.5 * * * *
+            1/9999999999999999999999 * * * * | 1e1 * * * * | 0x1 * * * * | 60 * * * * * | */61 * * * * * | MON * * * * *
+            0 0 22-2 * * | * * * NOV-FEB * | * * * * 6-1 | ? * * * * | * * * ? * | * L * * * | * * * LW *
+            * * L-31 * * | * * 0W * * | * * 32W * * | * * W * * | * * LW-1 * * | * * L/2 * * | * * 1-5W * *
+            * * * * L | * * * * MON#0 | * * * * MON#6 | * * * * 8L | * * * * MON# | * * * * #2 | * * * * MON-FRIL
+            H(5-3) * * * * | H(0-60) * * * * | H/0 * * * * | H/61 * * * * | H() * * * * | H(1) * * * * | HH * * * *
+            +1 * * * * | H-5 * * * * | H#2 * * * * | * * * * H#2 | H(0-29 * * * *
+        """),
     ],
 )
 def test_refuses_what_is_no_cron(expression: str) -> None:
     with pytest.raises(cron.BadCron):
         cron.compile_cron(expression, "UTC")
+    with pytest.raises(cron.BadCron):
+        cron.resolve(expression, "acme/report")
 
 
-@pytest.mark.parametrize("expression", ["0 0 31 2 *", "0 0 30 FEB *", "0 0 31 4,6,9,11 *", "0 0 31 2 */2"])
-def test_refuses_dates_that_never_come(expression: str) -> None:
-    with pytest.raises(cron.NeverFires):
-        cron.compile_cron(expression, "UTC")
+def test_a_hash_without_a_seed_is_no_plan() -> None:
+    with pytest.raises(cron.BadCron, match="seed"):
+        cron.compile_cron("H * * * *", "UTC")
+
+
+def test_says_how_to_write_a_range_that_runs_backwards() -> None:
+    with pytest.raises(cron.BadCron, match="FRI-SAT,SUN-MON"):
+        cron.resolve("0 9 * * FRI-MON", "")
+    with pytest.raises(cron.BadCron, match="22-23,0-2"):
+        cron.resolve("0 22-2 * * *", "")
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        *("* * * * * *", "0 0 9 * * MON", "@daily", "@Hourly", "H * * * *", "H/15 * * * *", "H(0-29) 2 * * *"),
-        *("0 0 L * *", "0 0 LW * *", "0 0 L-3 * *", "0 0 15W * *", "0 0 ? * MON", "0 0 * * MON#1", "0 0 * * 5L"),
+        *("0 0 31 2 *", "0 0 30 FEB *", "0 0 31 4,6,9,11 *", "0 0 31 2 */2", "0 0 31W 2 ?", "0 0 30W 2 *"),
+        *("0 0 L-30 2,4 ?", "0 0 L-29 2 ?", "0 0 */9 2 TUE#5,MON#5,WED#5", "* * * 31 SEP *"),
     ],
 )
-def test_says_what_is_not_built_yet(expression: str) -> None:
-    with pytest.raises(cron.NotBuilt):
-        cron.compile_cron(expression, "UTC")
+def test_refuses_dates_that_never_come(expression: str) -> None:
+    with pytest.raises(cron.NeverFires):
+        cron.resolve(expression, "acme/report")
+
+
+def test_what_comes_once_in_decades_is_found() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    assert cron.compile_cron("0 0 ? 2 MON#5", "UTC").next_after(at) == datetime(2044, 2, 29, tzinfo=UTC)
+    at = datetime(2072, 3, 1, tzinfo=UTC)
+    assert cron.compile_cron("0 0 ? 2 MON#5", "UTC").next_after(at) == datetime(2112, 2, 29, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    "expression", ["0 0 31 2 MON", "5/10 * * * *", "0 0 * jan-mar sun", "0\t9 * * *", " 0  9 * * 7 "]
+    "expression",
+    [
+        *("0 0 31 2 */2", "0 0 ? 2 MON#5", "59 59 23 31 12 ?", ",".join(["0-59/1"] * 20) + " * * * * *"),
+        *("0 0 " + ",".join(f"{n}W" for n in range(1, 32)) + " 2 " + ",".join(f"{d}#5" for d in range(7)),),
+        *("0 0 " + ",".join(f"L-{n}" for n in range(1, 31)) + " 2 ?", "1," * 115 + "1 * * * *"),
+    ],
+)
+def test_hostile_expressions_cost_little(expression: str) -> None:
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        text = resolved(expression)
+        if text is not None:
+            days = cron.compile_cron(text, "America/St_Johns", "skip", "both")
+            at = days.next_after(datetime(2026, 3, 1, 0, 0, 1, tzinfo=UTC))
+            days.last_before(at or datetime(2066, 1, 1, tzinfo=UTC), datetime(1986, 1, 1, tzinfo=UTC))
+    finally:
+        sys.setprofile(None)
+    # Each costs well under a microsecond or two: this is the bar of 50 ms without a clock.
+    assert calls < 25_000
+
+
+@pytest.mark.parametrize(
+    "expression", [*EXPRESSIONS, "0 0 31 2 MON", "5/10 * * * *", "0 0 * jan-mar sun", "0\t9 * * *", " 0  9 * * 7 "]
 )
 def test_takes_what_is_cron(expression: str) -> None:
-    assert cron.compile_cron(expression, "UTC").next_after(datetime(2026, 1, 1, tzinfo=UTC))
+    days = cron.compile_cron(cron.resolve(expression, "acme/report"), "UTC")
+    assert days.next_after(datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tocsin.errors import InvalidInput, NotSupported
+from tocsin.errors import InvalidInput
 from tocsin.model.job import Misfire, Schedule
 from tocsin.model.scalars import Duration, Instant, decode_scalar
 from tocsin.model.schedule import (
@@ -177,17 +177,9 @@ def test_a_one_time_job_owes_once() -> None:
 def test_refuses_and_names_the_field(given: dict[str, Any], path: str, code: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_schedule(schedule(**given), NOW)
-    assert not isinstance(caught.value, NotSupported)
     assert caught.value.code == code
     assert caught.value.errors is not None
     assert [(e["path"], e["code"]) for e in caught.value.errors] == [(path, code)]
-
-
-@pytest.mark.parametrize("expression", ["* * * * * *", "@daily", "H * * * *", "0 0 L * *"])
-def test_says_what_is_not_supported_yet(expression: str) -> None:
-    with pytest.raises(NotSupported) as caught:
-        check_schedule(schedule(cron=expression), NOW)
-    assert caught.value.code == "not_supported"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
 from tocsin.clock import iso
-from tocsin.errors import InvalidInput, NotSupported
+from tocsin.errors import InvalidInput
 from tocsin.model import cron
 from tocsin.model.job import Schedule
 
@@ -183,9 +183,6 @@ def check_schedule(schedule: Schedule, now: datetime) -> None:
 def _check_cron(expression: str, zone: str) -> None:
     try:
         cron.compile_cron(expression, zone)
-    except cron.NotBuilt as e:
-        error = {"path": "schedule.cron", "code": "not_supported", "message": str(e)}
-        raise NotSupported(f"schedule.cron: {e}", errors=[error]) from None
     except cron.NeverFires as e:
         raise InvalidInput.field("schedule.cron", "never_fires", str(e)) from None
     except cron.BadCron as e:
