@@ -22,7 +22,7 @@ from tocsin.wire import decode_job_spec
 
 ROOT = generate.ROOT
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-TARGETS = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 NOT_BUILT = (ROOT / "docs" / "not-built.md").read_text(encoding="utf-8")
 NOBODY = Identity("", "", "viewer", 0, "")
 

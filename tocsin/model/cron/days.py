@@ -67,7 +67,7 @@ class CronDays:
         self._months = frozenset(parsed.month.values)
         self._days_by_shape: dict[tuple[int, int], int] = {}
         follows_clock = parsed.second.open or parsed.minute.open or parsed.hour.open
-        self._left_out = None if follows_clock or overlap == "both" else "second" if overlap == "first" else "first"
+        self._left_out = None if follows_clock else {"first": "second", "second": "first"}.get(overlap)
         self._lands = gap == "next_valid" and not parsed.hour.open
 
     def next_after(self, instant: datetime) -> datetime | None:
