@@ -241,6 +241,12 @@ def test_hashed_numbers_are_for_ever() -> None:
     assert cron.resolve("H(0-29)/10 H/4 H/9 H/5 H", "acme/report") == "5-29/10 0/4 5-28/9 4/5 0"
 
 
+def test_the_length_of_what_is_written_counts() -> None:
+    assert len(cron.resolve(f"{'H/7,' * 20}{'H,' * 80}H * H * *", "acme/report")) > 256
+    with pytest.raises(cron.BadCron, match="longer"):
+        cron.resolve(f"{'1,' * 125}1 * * * *", "")
+
+
 def test_hashed_minutes_spread() -> None:
     minutes = [int(cron.resolve("H * * * *", f"acme/job-{n}").split()[0]) for n in range(6000)]
     assert set(minutes) == set(range(60))
@@ -298,7 +304,7 @@ def test_says_it_in_plain_words(expression: str, words: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        *("", " ", "* * * * *\n", "*\u00a0* * * *", "ſUN * * * *", "٣ * * * *", f"{'1,' * 200}1 * * * *"),
+        *("", " ", "* * * * *\n", "*\u00a0* * * *", "ſUN * * * *", "٣ * * * *", f"{'1,' * 256}1 * * * *"),
         *each("""
             * * * * | * * * * * * * | * * * * * * 2026 | @ | @reboot | @every 5m | @daily @daily | @DAILY *
             */0 * * * * | */61 * * * * | 60 * * * * | 5-1 * * * * | -1 * * * * | * 24 * * * | * */25 * * * | R R * * *

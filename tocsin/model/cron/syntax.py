@@ -181,6 +181,8 @@ def _every_week(day: int) -> int:
 
 def resolve(expression: str, seed: str) -> str:
     """The expression checked and written out: upper case, single spaces, no macro, no `?`, no `H`."""
+    if len(expression) > MOST_CHARACTERS:
+        raise BadCron(f"is longer than {MOST_CHARACTERS} characters")
     fields = _split(expression)
     text = " ".join(
         ",".join(_written_out(kind, item, seed) for item in text.split(","))
@@ -206,7 +208,8 @@ def parse(expression: str) -> Parsed:
 
 def _split(expression: str) -> list[str]:
     """Five or six fields in upper case, macros written out."""
-    if len(expression) > MOST_CHARACTERS:
+    # An H takes up to twice its space when it is written out.
+    if len(expression) > 2 * MOST_CHARACTERS:
         raise BadCron(f"is longer than {MOST_CHARACTERS} characters")
     fields = expression.upper().replace("\t", " ").split(" ") if expression.isascii() else []
     fields = [f for f in fields if f]
