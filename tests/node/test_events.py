@@ -235,6 +235,28 @@ async def test_a_heartbeat_moves_on_where_to_resume_from(scene: Scene, monkeypat
         assert await again.until(job["id"]) == ["job.created"]
 
 
+async def test_there_is_a_heartbeat_also_among_events_that_are_not_wanted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_TICK", 0.01)
+    job = await scene.job()
+
+    async def busy() -> None:
+        while True:
+            await scene.ask(job)
+
+    async with listening(scene.node, scene.api.key, "type=job") as heard:
+        opened = await heard.event()
+        at_work = asyncio.create_task(busy())
+        try:
+            beats = [await heard.part() for _ in range(2)]
+        finally:
+            at_work.cancel()
+    assert all(beat.startswith(b": quiet\nid: ") for beat in beats)
+    assert opened.id.encode() not in beats[1] and beats[0] != beats[1], "it moves on over what was not wanted"
+
+
 async def test_an_id_of_a_feed_that_is_gone_is_reset(scene: Scene) -> None:
     async with listening(scene.node, scene.api.key, "after=1-2-3-4") as heard:
         assert await heard.type() == "reset"

@@ -8,6 +8,7 @@ listener costs one page of memory, whatever happens meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Literal, NamedTuple
@@ -85,10 +86,6 @@ class _Feed:
         """The place behind everything that was read."""
         return EventId(self._mark or 0, self.read_to)
 
-    def keeps(self, place: EventId) -> bool:
-        """Whether everything behind this place is still there."""
-        return place.mark == self._mark and place.position.xid > self._since
-
     def behind(self, cursor: Position) -> Reading | None:
         """What follows `cursor`: nothing, what was read last; or None if only the table knows."""
         if cursor >= self._upto:
@@ -107,6 +104,7 @@ class _Listener:
         self._wanted = wanted
         self.key_id = who.key_id
         self.woken = asyncio.Event()
+        self.spoke_at = time.monotonic()
         self.leave_because: str | None = None
 
     def end(self, reason: str) -> None:
@@ -115,13 +113,14 @@ class _Listener:
         self.woken.set()
 
     async def words(self, resume: EventId | None) -> AsyncIterator[bytes]:
-        """The stream from `resume` on, or from now."""
+        """The stream from `resume` on, or from now; empty words are not to be sent."""
         place, first = resume, resume is None
         while self.leave_because is None:
             self.woken.clear()
             if not self._feed.begun:
-                yield await self._wait(b": not open yet\n\n")
-            elif place is None or not self._feed.keeps(place):
+                yield self._heartbeat(place)
+                await self._news()
+            elif place is None:
                 place = self._feed.here()
                 yield self._about("open" if first else "reset", place)
                 first = False
@@ -130,9 +129,9 @@ class _Listener:
             else:
                 changes = self._wanted.of(found.changes, place.position)
                 place = EventId(place.mark, found.upto)
-                yield _written(changes, place.mark)
+                yield _written(changes, place.mark) or self._heartbeat(place)
                 if not found.changes:
-                    yield await self._wait(b": quiet\nid: %b\n\n" % str(place).encode())
+                    await self._news()
         yield self.last_word(self.leave_because)
 
     def last_word(self, reason: str) -> bytes:
@@ -146,13 +145,16 @@ class _Listener:
             found = (await events.read(self._db, {self._feed.tenant_id: place.position}))[self._feed.tenant_id]
         return found if found.follows(place) else None
 
-    async def _wait(self, heartbeat: bytes) -> bytes:
-        """Nothing when there is news, the heartbeat when there is none for long."""
-        try:
-            await asyncio.wait_for(self.woken.wait(), _HEARTBEAT_SECONDS)
-        except TimeoutError:
-            return heartbeat
-        return b""
+    def _heartbeat(self, place: EventId | None) -> bytes:
+        """A sign of life, if it is time for one. It moves on where to resume from, over all that was not wanted."""
+        if time.monotonic() < self.spoke_at + _HEARTBEAT_SECONDS:
+            return b""
+        return b": quiet\n\n" if place is None else b": quiet\nid: %b\n\n" % str(place).encode()
+
+    async def _news(self) -> None:
+        """Wait for news, or until it is time for a sign of life."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.woken.wait(), self.spoke_at + _HEARTBEAT_SECONDS - time.monotonic())
 
     def _about(self, kind: Literal["open", "reset", "end"], place: EventId | None, reason: str | None = None) -> bytes:
         return _word(place, kind, FeedEvent(iso(self._db.clock.now()), kind, reason))
@@ -203,6 +205,7 @@ class Events(Loop):
                 listener.end("leaving")
             async for word in listener.words(resume):
                 if word:
+                    listener.spoke_at = time.monotonic()
                     yield word
         except Unavailable:
             yield listener.last_word("unavailable")
