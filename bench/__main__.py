@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import burst, drain, floor, pickup, submit
+from bench import burst, drain, floor, pickup, schedules, submit
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -61,6 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=2_000, help="drain: slots of each worker")
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
     parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
+    parser.add_argument("--long", action="store_true", help="schedules: ten million, too, which takes long")
     parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine, each time")
     options = parser.parse_args()
@@ -121,6 +122,14 @@ def _burst(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(f"burst of {one.runs:,}, {one.what}", f"p99 {one.p99:.1f} ms", burst.describe(one))
 
 
+def _schedules(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = schedules.measure(made, long=options.long)
+    report.document["schedules"] = [one.document() for one in found]
+    for one in found:
+        figure = f"{one.buffers:.1f} buffers a run"
+        report.add(f"planning among {one.stored:,} schedules", figure, schedules.describe(one, found[0]))
+
+
 def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = submit.measure(made)
     report.document["submit"] = [one.document() for one in found]
@@ -137,6 +146,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "floor": _floor,
     "pickup": _pickup,
     "burst": _burst,
+    "schedules": _schedules,
     "drain": _drain,
     "submit": _submit,
 }

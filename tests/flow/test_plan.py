@@ -82,10 +82,27 @@ async def test_the_cursor_moves_by_compare_and_set_only(scene: Scene) -> None:
     job = await scene.job(schedule={"every": "PT1H"})
     was = await cursor(scene, job)
     assert was is not None
-    tenant = await scene.value("select tenant_id from jobs where id = $1", job["id"])
-    stale = [(tenant, job["id"], was - MINUTE, was + MINUTE, 1), (tenant, job["id"], was, was + MINUTE, 2)]
-    assert await scene.db.fetch("engine", SQL["advance"], *columns(stale, 5)) == []
+    other = await scene.job(schedule={"every": "PT1H"})
+    places = {
+        row["job_id"]: (row["place"], row["job_place"])
+        for row in await scene.rows(
+            "select t.ctid as place, j.ctid as job_place, j.id::text as job_id"
+            " from triggers t join jobs j on j.id = t.job_id"
+        )
+    }
+    (here, its_job), (elsewhere, other_job) = places[job["id"]], places[other["id"]]
+    later = was + MINUTE
+    stale = [
+        (here, its_job, job["id"], was - MINUTE, later, 1),  # the cursor has moved
+        (here, its_job, job["id"], was, later, 2),  # the job is at another version
+        (elsewhere, its_job, job["id"], was, later, 1),  # something else is at its place by now
+        (here, other_job, job["id"], was, later, 1),
+    ]
+    for row in stale:
+        assert await scene.db.fetch("engine", SQL["advance"], *columns([row], 6)) == []
     assert await cursor(scene, job) == was
+    good = (here, its_job, job["id"], was, later, 1)
+    assert len(await scene.db.fetch("engine", SQL["advance"], *columns([good], 6))) == 1
 
 
 async def test_a_cursor_set_back_stages_no_live_occurrence_twice(scene: Scene) -> None:

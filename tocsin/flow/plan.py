@@ -65,9 +65,10 @@ def _owed(row: Row, until: datetime) -> Planned:
 
 async def _advance(connection: Connection, planned: list[tuple[Row, Planned]]) -> set[str]:
     moves = [
-        (row["tenant_id"], row["job_id"], row["next_fire_at"], owed.cursor, row["version"]) for row, owed in planned
+        (row["place"], row["job_place"], row["job_id"], row["next_fire_at"], owed.cursor, row["version"])
+        for row, owed in planned
     ]
-    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 5))}
+    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 6))}
 
 
 async def _complete_missed(connection: Connection, kept: list[tuple[Row, Planned]]) -> None:

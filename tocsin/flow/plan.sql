@@ -1,29 +1,31 @@
 -- :name due
 -- Cursors that fall due within the horizon. A row that another planner holds is its business.
-select t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version,
+select t.place, j.place as job_place, t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version,
        coalesce(j.anchored_at, j.created_at) as anchor,
        (j.spec -> 'schedule')::text as schedule, now() as now
-  from (select * from triggers t
+  from (select t.ctid as place, t.* from triggers t
          where t.next_fire_at <= now() + $1::interval
          order by t.next_fire_at
          limit $2
            for no key update skip locked) t
- cross join lateral (select * from jobs j where j.tenant_id = t.tenant_id and j.id = t.job_id limit 1) j
+ cross join lateral (
+        select j.ctid as place, j.* from jobs j where j.tenant_id = t.tenant_id and j.id = t.job_id limit 1) j
 
 -- :name advance
 -- Compare-and-set: an occurrence is materialised once, whoever plans and whatever their clocks.
 -- The rows are locked by `due`, in this transaction. An edit that committed between its snapshot and its lock has
 -- moved the cursor that it read, but not the schedule: the job's version tells, and the next turn plans the new one.
+-- Both rows are found at the place where `due` saw them, so that this costs the same however many schedules there are.
+-- A job that was changed has moved; what else may have come to its place has another id.
 update triggers t
    set next_fire_at = n.next
-  from unnest($1::int[], $2::uuid[], $3::timestamptz[], $4::timestamptz[], $5::int[])
-       as n(tenant_id, job_id, was, next, version)
+  from unnest($1::tid[], $2::tid[], $3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::int[])
+       as n(place, job_place, job_id, was, next, version)
  cross join lateral (
-        select f.ctid as place, f.next_fire_at from triggers f
-         where f.tenant_id = n.tenant_id and f.job_id = n.job_id limit 1) f
- cross join lateral (
-        select j.version from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
- where f.next_fire_at = n.was and j.version = n.version and t.ctid = f.place
+        select f.ctid as place, f.job_id, f.next_fire_at from triggers f where f.ctid = n.place limit 1) f
+ cross join lateral (select j.id, j.version from jobs j where j.ctid = n.job_place limit 1) j
+ where f.job_id = n.job_id and f.next_fire_at = n.was and j.id = n.job_id and j.version = n.version
+   and t.ctid = f.place
 returning t.job_id::text as job_id
 
 -- :name complete_missed
