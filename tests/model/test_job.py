@@ -136,14 +136,8 @@ def test_every_wrong_field_is_named_at_once() -> None:
         ({"notify": [{}]}, "notify"),
         ({"overlap": "replace"}, "overlap"),
         ({"target": PROCESS | {"shell": True}}, "target.shell"),
-        ({"schedule": {"rrule": "FREQ=DAILY"}}, "schedule.rrule"),
-        ({"schedule": {"text": "every day"}}, "schedule.text"),
-        ({"schedule": {"interval": "R/x"}}, "schedule.interval"),
-        ({"schedule": {"every": "5m", "until": "2026-12-01T09:00:00Z"}}, "schedule.until"),
         ({"schedule": {"every": "5m", "max_runs": 3}}, "schedule.max_runs"),
-        ({"schedule": {"every": "5m", "jitter": "5s"}}, "schedule.jitter"),
         ({"schedule": {"every": "5m", "calendar": "c"}}, "schedule.calendar"),
-        ({"schedule": {"every": "5m", "dst": {"gap": "skip"}}}, "schedule.dst"),
     ],
 )
 def test_what_is_not_built_is_said_not_ignored(given: dict[str, Any], path: str) -> None:

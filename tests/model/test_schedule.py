@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 
 from tocsin.errors import InvalidInput
 from tocsin.model.job import Misfire, Schedule
+from tocsin.model.misfire import LATE, Missed, Planned, due_between, misfire
 from tocsin.model.scalars import Duration, Instant, decode_scalar
-from tocsin.model.schedule import (
-    LATE,
-    Missed,
-    Planned,
-    Timetable,
-    check_schedule,
-    describe,
-    due_between,
-    first_fire,
-    misfire,
-    timetable,
-)
+from tocsin.model.schedule import check_schedule, describe, first_fire, timetable
+from tocsin.model.timetable import Timetable
 
 NOW = datetime(2026, 6, 1, 12, 0, 30, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -1,9 +1,9 @@
 -- :name columns
 select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec::text as spec, j.created_at, j.updated_at,
-       least(t.next_fire_at,
-             (select min(r.ready_at) from runs r
-               where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
-                 and r.state in ('staged', 'ready', 'waiting'))) as next_run_at,
+       t.next_fire_at,
+       (select min(r.ready_at) from runs r
+         where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
+           and r.state in ('staged', 'ready', 'waiting')) as ready_at,
        l.run_id::text as last_run_id, l.state as last_run_state, l.finished_at as last_run_finished_at
   from jobs j
   left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id

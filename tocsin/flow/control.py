@@ -30,8 +30,9 @@ from tocsin.flow.shared.transitions import (
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
+from tocsin.model.misfire import missed_until
 from tocsin.model.scalars import decode_scalar
-from tocsin.model.schedule import missed_until, timetable
+from tocsin.model.schedule import seed_of, timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 
 SQL = Sql(__file__, SHARED)
@@ -104,7 +105,8 @@ async def _resume_trigger(
         if held_at > now:
             return []
         return hints(await stage(connection, [NewRun(who.tenant_id, new_id(now), job_id, "schedule", held_at)]))
-    table = timetable(msgspec.json.decode(job["schedule"], type=Schedule, dec_hook=decode_scalar), job["anchor"])
+    schedule = msgspec.json.decode(job["schedule"], type=Schedule, dec_hook=decode_scalar)
+    table = timetable(schedule, job["anchor"], seed_of(who.tenant, job["name"], job_id))
     missed = missed_until(table, held_at, now, "skipped_paused")
     await note_missed(
         connection, [Missed(who.tenant_id, new_id(now), job_id, m.reason, m.count, m.last) for m in missed]

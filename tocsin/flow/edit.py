@@ -41,7 +41,8 @@ from tocsin.flow.shared.transitions import (
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, Misfire, Schedule, check
-from tocsin.model.schedule import check_schedule, describe, first_fire, missed_until, timetable
+from tocsin.model.misfire import missed_until
+from tocsin.model.schedule import check_schedule, describe, first_fire, hashes, seed_of, spread, stands_for, timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.wire import decode_job_spec, encode
 
@@ -75,7 +76,18 @@ class _Edit(NamedTuple):
     @property
     def moves(self) -> bool:
         """Whether the schedule owes other instants than before."""
-        return _instants(self.old.schedule) != _instants(self.new.schedule)
+        if _instants(self.old.schedule) != _instants(self.new.schedule):
+            return True
+        return hashes(self.new.schedule) and self.old.name != self.new.name
+
+    @property
+    def seed(self) -> str:
+        """What the job's `H` and jitter will follow from."""
+        return seed_of(self.who.tenant, self.new.name, self.key.id)
+
+    @property
+    def old_seed(self) -> str:
+        return seed_of(self.who.tenant, self.old.name, self.key.id)
 
 
 async def edit(
@@ -194,7 +206,11 @@ async def _make_again(this: _Edit, gone: list[datetime], now: datetime) -> list[
     """The same occurrences for the new version; the cursor stays where it is."""
     due = [at for at in gone if at <= now]
     ids = new_ids(now, len(due)) + [new_id(at) for at in gone[len(due) :]]
-    runs = [NewRun(*this.key[:1], id_, this.key.id, "schedule", at) for id_, at in zip(ids, gone, strict=True)]
+    later = spread(this.new.schedule, this.seed)
+    runs = [
+        NewRun(this.key.tenant_id, id_, this.key.id, "schedule", at, ready_at=at + later)
+        for id_, at in zip(ids, gone, strict=True)
+    ]
     return await stage(this.connection, runs)
 
 
@@ -204,15 +220,15 @@ async def _move(this: _Edit, trigger: Row | None, clock: Row) -> list[Row]:
     await this.connection.execute(SQL["no_longer_once"], *this.key)
     anchor = now if _anchor(this.old.schedule) != _anchor(spec.schedule) else this.job["anchor"]
     if spec.once:
-        first = first_fire(spec.schedule, now, anchor)
+        first = first_fire(spec.schedule, now, anchor, this.seed)
         if this.job["state"] == "active" and first is not None and first <= now + this.horizon:
-            at = spec.schedule.at.at if spec.schedule is not None and spec.schedule.at is not None else first
+            at = stands_for(spec.schedule, anchor) or first
             await _set_trigger(this, trigger, None)
             return await stage(
                 this.connection, [NewRun(this.key.tenant_id, new_id(first), this.key.id, "schedule", at)]
             )
     else:
-        first = timetable(spec.schedule, anchor).next_after(clock["after"])
+        first = timetable(spec.schedule, anchor, this.seed).next_after(clock["after"])
     await _set_trigger(this, trigger, first)
     return []
 
@@ -231,14 +247,14 @@ async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime],
     missed = [Missed(this.key.tenant_id, new_id(now), this.key.id, "cancelled", len(due), due[-1])] if due else []
     cursor = trigger["next_fire_at"] if trigger is not None else None
     if cursor is not None and cursor <= now:
-        table = timetable(this.old.schedule, this.job["anchor"])
+        table = timetable(this.old.schedule, this.job["anchor"], this.old_seed)
         missed += [
             Missed(this.key.tenant_id, new_id(now), this.key.id, m.reason, m.count, m.last)
             for m in missed_until(table, cursor, now, "cancelled")
         ]
     held = trigger["held_at"] if trigger is not None else None
     if held is not None and held <= now:
-        table = timetable(this.old.schedule, this.job["anchor"])
+        table = timetable(this.old.schedule, this.job["anchor"], this.old_seed)
         missed += [
             Missed(this.key.tenant_id, new_id(now), this.key.id, m.reason, m.count, m.last)
             for m in missed_until(table, held, now, "skipped_paused")
@@ -248,12 +264,16 @@ async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime],
 
 def _instants(schedule: Schedule | None) -> Schedule | None:
     """All of a schedule that says which instants it owes."""
-    return None if schedule is None else msgspec.structs.replace(schedule, misfire=Misfire())
+    return None if schedule is None else msgspec.structs.replace(schedule, misfire=Misfire(), jitter=None)
 
 
 def _anchor(schedule: Schedule | None) -> object:
     """All of a schedule that, changed, makes it count from now; the rest leaves it counting from where it did."""
-    return schedule and (schedule.kind, schedule.every, schedule.delay, schedule.starting_at)
+    if schedule is None:
+        return None
+    # "tomorrow at noon" is another instant in another zone, and in the zone it was in it may be past.
+    said = schedule.text and (schedule.text, schedule.timezone)
+    return schedule.kind, schedule.every, schedule.delay, schedule.starting_at, said
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -266,7 +286,7 @@ async def versions(db: Database, who: Identity, job_id: str, before: int | None,
     return [
         {
             "version": row["version"],
-            "spec": _document(row["spec"]),
+            "spec": _document(who, job_id, row["spec"]),
             "replaced_at": row["replaced_at"] and iso(row["replaced_at"]),
         }
         for row in rows
@@ -277,11 +297,12 @@ async def replaced(db: Database, who: Identity, ids: Sequence[str], version: int
     """What these jobs were at `version`, of those that are not any more: what the replay of a call answers."""
     async with db.tenant(who.tenant_id, "edit") as connection:
         rows = await connection.fetch(SQL["replaced"], who.tenant_id, list(ids), version)
-    return {row["id"]: _document(row["spec"]) | {"version": version} for row in rows}
+    return {row["id"]: _document(who, row["id"], row["spec"]) | {"version": version} for row in rows}
 
 
-def _document(text: str) -> dict[str, Any]:
+def _document(who: Identity, job_id: str, text: str) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.json.decode(text)
     if document.get("schedule") is not None:
-        document["schedule"]["description"] = describe(decode_job_spec(text).schedule)
+        spec = decode_job_spec(text)
+        document["schedule"]["description"] = describe(spec.schedule, seed_of(who.tenant, spec.name, job_id))
     return document

@@ -15,8 +15,9 @@ import msgspec
 from tocsin.flow.shared.transitions import Hint, Missed, NewRun, hints, note_missed, stage
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
+from tocsin.model.misfire import Planned, misfire
 from tocsin.model.scalars import decode_scalar
-from tocsin.model.schedule import Planned, misfire, timetable
+from tocsin.model.schedule import seed_of, spread, timetable
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import MISSED, PLANNED
 
@@ -59,8 +60,12 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
 
 def _owed(row: Row, until: datetime) -> Planned:
     schedule = _schedule(row["schedule"])
-    table = timetable(schedule, row["anchor"])
+    table = timetable(schedule, row["anchor"], _seed(row))
     return misfire(schedule, table, row["next_fire_at"], row["now"], until)
+
+
+def _seed(row: Row) -> str:
+    return seed_of(row["tenant"], row["name"], row["job_id"])
 
 
 async def _advance(connection: Connection, planned: list[tuple[Row, Planned]]) -> set[str]:
@@ -80,7 +85,11 @@ async def _complete_missed(connection: Connection, kept: list[tuple[Row, Planned
 
 def _runs(row: Row, owed: Planned) -> list[NewRun]:
     # The id carries the instant the run stands for, so that "earlier" by id is earlier by schedule, too.
-    return [NewRun(row["tenant_id"], new_id(max(at, row["now"])), row["job_id"], "schedule", at) for at in owed.stage]
+    later = spread(_schedule(row["schedule"]), _seed(row))
+    return [
+        NewRun(row["tenant_id"], new_id(max(at, row["now"])), row["job_id"], "schedule", at, ready_at=at + later)
+        for at in owed.stage
+    ]
 
 
 def _missed(row: Row, owed: Planned) -> list[Missed]:

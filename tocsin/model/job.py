@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tocsin.errors import InvalidInput, NotSupported
+from tocsin.model import phrases
 from tocsin.model.scalars import Duration, Instant
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
@@ -150,7 +151,9 @@ class JobSpec(_Part, frozen=True):
     @property
     def once(self) -> bool:
         """True if the job owes one occurrence at most, and is completed by it."""
-        return self.schedule is None or self.schedule.kind in ONCE_KINDS
+        if self.schedule is None or self.schedule.kind in ONCE_KINDS:
+            return True
+        return self.schedule.text is not None and phrases.is_once(self.schedule.text)
 
 
 class RunRequest(_Part, frozen=True):
@@ -232,8 +235,6 @@ def _not_built(spec: JobSpec) -> Iterator[str]:
         yield "target.shell"
     schedule = spec.schedule
     if schedule is not None:
-        for name in ("interval", "rrule", "text", "until", "max_runs", "calendar", "jitter"):
+        for name in ("max_runs", "calendar"):
             if getattr(schedule, name) is not None:
                 yield f"schedule.{name}"
-        if schedule.dst != Dst():
-            yield "schedule.dst"

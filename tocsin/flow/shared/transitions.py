@@ -23,6 +23,7 @@ class NewRun(NamedTuple):
     priority: int | None = None
     args: str | None = None
     origin_run_id: str | None = None
+    ready_at: datetime | None = None  # not before this, though it stands for an earlier instant
 
 
 class Missed(NamedTuple):
@@ -68,7 +69,7 @@ def hints(rows: Iterable[Row]) -> list[Hint]:
 
 async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
     """→ staged | ready. Rows that are not answered had no job to belong to, or exist already."""
-    return await connection.fetch(SQL["stage"], *columns(runs, 8)) if runs else []
+    return await connection.fetch(SQL["stage"], *columns(runs, 9)) if runs else []
 
 
 async def retract(connection: Connection, job: Key) -> list[datetime]:

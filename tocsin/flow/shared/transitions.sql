@@ -29,13 +29,14 @@ select j.tenant_id, n.id, j.id, j.version, j.lane_id,
        j.max_attempts, j.overlap, j.max_concurrency is not null,
        j.once and n.trigger = 'schedule',
        n.args, j.tags, n.origin_run_id
-  from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[])
-       as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id)
+  from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
+              $9::timestamptz[])
+       as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at)
  cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
   join lanes l on l.id = j.lane_id
   join pools p on p.name = l.pool
  cross join lateral (
-        select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, now()) as ready_at,
+        select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, n.ready_at, now()) as ready_at,
                coalesce(n.priority, j.priority) as priority) t
  where j.state in ('active', 'paused') or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
     on conflict do nothing
