@@ -1,7 +1,7 @@
 -- :name due
 -- Cursors that fall due within the horizon. A row that another planner holds is its business.
-select t.place, j.place as job_place, t.tenant_id, t.job_id::text as job_id, t.next_fire_at, j.version,
-       coalesce(j.anchored_at, j.created_at) as anchor,
+select t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
+       t.next_fire_at, j.version, coalesce(j.anchored_at, j.created_at) as anchor,
        (j.spec -> 'schedule')::text as schedule, now() as now
   from (select t.ctid as place, t.* from triggers t
          where t.next_fire_at <= now() + $1::interval
@@ -10,6 +10,7 @@ select t.place, j.place as job_place, t.tenant_id, t.job_id::text as job_id, t.n
            for no key update skip locked) t
  cross join lateral (
         select j.ctid as place, j.* from jobs j where j.tenant_id = t.tenant_id and j.id = t.job_id limit 1) j
+ cross join lateral (select * from tenants n where n.id = t.tenant_id limit 1) n
 
 -- :name advance
 -- Compare-and-set: an occurrence is materialised once, whoever plans and whatever their clocks.
