@@ -60,7 +60,8 @@ def describe(one: Planning, first: Planning) -> str:
     parts = ", ".join(f"{name} {buffers:.1f}" for name, buffers in one.by_statement.items())
     grown = f"{one.buffers - first.buffers:+.1f} buffers, time × {one.microseconds / first.microseconds:.2f}"
     grown += f", CPU × {one.cpu_us / first.cpu_us:.2f}"
-    return f"{one.microseconds:.0f} µs, CPU {one.cpu_us:.0f} µs ({grown}; {parts}; others used {one.foreign_cores:.2f} cores)"
+    noise = f"others used {one.foreign_cores:.2f} cores"
+    return f"{one.microseconds:.0f} µs, CPU {one.cpu_us:.0f} µs ({grown}; {parts}; {noise})"
 
 
 def measure(stand: Stand, *, long: bool) -> list[Planning]:
