@@ -13,6 +13,7 @@ given = json.loads(sys.argv[1])
 process.STOP_GRACE = python.STOP_GRACE = given.get("grace", 5.0)
 logs.RESULT_WAITS = given.get("result_waits", logs.RESULT_WAITS)
 python._BACK_OFF = (0.0,) * 5
+python.PythonExecutor.head_start = given.get("head_start", python.PythonExecutor.head_start)
 sys.exit(
     main.run(
         url=given["url"],

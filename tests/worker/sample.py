@@ -27,6 +27,16 @@ def add_sync(a: int, b: int = 0) -> int:
     return a + b
 
 
+@app.function("clock.sync")
+def clock_sync() -> float:
+    return time.time()
+
+
+@app.function("clock.async")
+async def clock_async() -> float:
+    return time.time()
+
+
 @app.function
 async def show(ctx: Context, **more: Any) -> dict[str, Any]:
     ctx.log.debug("quiet")

@@ -171,6 +171,28 @@ async def test_a_run_that_is_about_to_start_does_not_give_way() -> None:
         assert gateway.returned == []
 
 
+async def test_functions_wait_for_their_instant_in_the_runner() -> None:
+    async with started(slots=50, module="sample:app", heartbeat=0.1) as (gateway, _):
+        kinds = ["clock.sync", "clock.async"]
+        runs = [gateway.python(kinds[n % 2], in_seconds=0.5) for n in range(20)]
+        for run in runs:
+            end = await gateway.end_of(run)
+            assert end.outcome == "succeeded" and end.result >= instant(run.start_at), "never early"
+            assert end.held_ms > 300
+
+
+async def test_a_function_is_stopped_though_its_runner_has_it_already() -> None:
+    async with started(slots=50, module="sample:app", heartbeat=0.05, head_start=60.0) as (gateway, _):
+        never = [gateway.python(kind, in_seconds=30) for kind in ("clock.sync", "clock.async")]
+        later = gateway.python("clock.async", in_seconds=0.3)
+        assert (await gateway.end_of(later)).outcome == "succeeded"
+        for run in never:
+            gateway.order_stop(run)
+        for run in never:
+            end = await gateway.end_of(run)
+            assert (end.outcome, end.ran_ms, end.held_ms) == ("cancelled", 0, 0)
+
+
 async def test_nothing_survives_the_sudden_death_of_the_worker() -> None:
     async with started(module="sample:app") as (gateway, process):
         run = gateway.process("bash", "-c", "setsid sleep 300 & echo $!; echo $$; sleep 300")

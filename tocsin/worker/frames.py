@@ -33,6 +33,7 @@ class Call(Struct, array_like=True, gc=False):
     args: Any
     token: str
     timeout_ms: int
+    start_ns: int  # not to begin before this monotonic nanosecond, on the clock that both processes share
 
 
 class CallTarget(Struct, array_like=True):

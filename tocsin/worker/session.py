@@ -30,7 +30,7 @@ log = get_logger("worker")
 
 CLAIM_WAIT = 20.0
 _LEASE_CHECK = 0.1
-_GIVES_WAY = 0.02  # a run whose instant is nearer than this does not give way any more
+_GIVES_WAY = 0.01  # a run that goes to its executor sooner than this does not give way any more
 _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
 _LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
@@ -217,7 +217,9 @@ class Session:
         return True
 
     def _hold(self, attempt: Attempt, start_at: float) -> None:
-        entry = (self._clock.monotonic_of(start_at), next(self._serial), attempt)
+        start = self._clock.monotonic_of(start_at)
+        attempt.start_ns = int(start * 1e9) + 1
+        entry = (start - attempt.executor.head_start, next(self._serial), attempt)
         heapq.heappush(self._held, entry)
         if self._held[0] is entry:
             self._set_held_timer()

@@ -55,7 +55,9 @@ def read_spec(raw: bytes | msgspec.Raw) -> Spec:
 class Attempt:
     """A claimed run on its way through this worker."""
 
-    __slots__ = ("executor", "handle", "key", "log", "received_ns", "run", "started_ns", "stopping", "target")
+    __slots__ = (
+        *("executor", "handle", "key", "log", "received_ns", "run", "start_ns", "started_ns", "stopping", "target"),
+    )
 
     def __init__(self, run: ClaimedRun, target: Any, executor: Executor, received_ns: int) -> None:
         self.run = run
@@ -63,6 +65,7 @@ class Attempt:
         self.target = target
         self.executor = executor
         self.received_ns = received_ns
+        self.start_ns = 0  # not to begin before this monotonic nanosecond
         self.started_ns = 0
         self.stopping: Literal["", "cancelled", "timeout"] = ""
         self.handle: Any = None
@@ -109,7 +112,11 @@ class Sink(Protocol):
 
 
 class Executor(ABC):
-    """Executes attempts of one target kind and tells the sink how each ended, once."""
+    """Executes attempts of one target kind and tells the sink how each ended, once.
+
+    `head_start`: so many seconds before its `start_ns` it wants an attempt, to have all ready and begin on the dot."""
+
+    head_start = 0.0
 
     def __init__(self) -> None:
         self.sink: Sink = _NoSink()

@@ -15,7 +15,7 @@ import itertools
 import time
 import types
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import msgspec
@@ -46,6 +46,7 @@ class Calls:
         self._done: list[Done] = []
         self._pump: asyncio.Task[None] | None = None
         self._deadlines = _Deadlines(loop, self._live, self._time_out)
+        self._early = _Early(loop, self._enqueue, self._set_going)
         self._flushing = False
         self._threads = Threads(slots, loop, self._perform, self._settle)
         self.output = OutputBuffer(self._wake_from_anywhere)
@@ -59,6 +60,7 @@ class Calls:
     def on_frame(self, frame: bytes) -> None:
         """Orders of the agent."""
         orders = _decode(frame)
+        now = time.monotonic_ns()
         for call in orders.calls:
             target = orders.targets[call.target]
             function = self._functions.get(target.function)
@@ -66,16 +68,24 @@ class Calls:
                 self._done.append(Done(call.cell, 0, 0, "failed", "start", f"no function {target.function}"))
                 self._flush_soon()
                 continue
-            run = Run(call, target, function)
-            self._live[call.cell] = run
-            if function.is_async:
-                self._queue.append(run)
+            run = self._live[call.cell] = Run(call, target, function)
+            if call.start_ns > now:
+                self._early.add(run)
             else:
-                self._deadlines.add(run)
-                self._threads.submit(run)
+                self._enqueue(run)
         for cell in orders.stops:
             if cell in self._live:
                 self._stop(self._live[cell], "cancelled")
+        self._set_going()
+
+    def _enqueue(self, run: Run) -> None:
+        if run.function.is_async:
+            self._queue.append(run)
+        else:
+            self._deadlines.add(run)
+            self._threads.submit(run)
+
+    def _set_going(self) -> None:
         if self._queue and self._pump is None:
             self._start_pump()
 
@@ -144,7 +154,9 @@ class Calls:
         if run.asked_to_stop:
             return
         run.asked_to_stop = why
-        if run.task is not None:
+        if self._early.withdraw(run):
+            self._settle(run, stopped(run, 0))
+        elif run.task is not None:
             run.task.cancel()
         elif run.function.is_async:
             if run in self._queue:
@@ -219,6 +231,48 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
             raise
         except BaseException as exc:
             return calls.settle_async(run, None, exc)
+
+
+class _Early:
+    """Calls that came before their instant: all is ready, and one timer sets them going."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, enqueue: Callable[[Run], None], set_going: Callable[[], None]
+    ) -> None:
+        self._loop, self._enqueue, self._set_going = loop, enqueue, set_going
+        self._heap: list[tuple[int, int, Run]] = []
+        self._serial = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, run: Run) -> None:
+        """Keep a call for later."""
+        heapq.heappush(self._heap, (run.call.start_ns, next(self._serial), run))
+        if self._heap[0][2] is run:
+            self._arm()
+
+    def withdraw(self, run: Run) -> bool:
+        """Take a call out; False if it is not here."""
+        kept = [entry for entry in self._heap if entry[2] is not run]
+        if len(kept) == len(self._heap):
+            return False
+        heapq.heapify(kept)
+        self._heap = kept
+        return True
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = (self._heap[0][0] - time.monotonic_ns()) / 1e9
+        self._timer = self._loop.call_later(max(delay, 0), self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = time.monotonic_ns()
+        while self._heap and self._heap[0][0] <= now:
+            self._enqueue(heapq.heappop(self._heap)[2])
+        self._set_going()
+        if self._heap:
+            self._arm()
 
 
 class _Deadlines:
