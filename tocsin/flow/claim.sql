@@ -143,7 +143,8 @@ picked as materialized (
       from unnest($3::int[], $4::uuid[]) as k(tenant_id, id)
      cross join lateral (
             select r.ctid, r.* from runs r
-             where r.tenant_id = k.tenant_id and r.id = k.id and r.state in ('ready', 'staged') and r.limited
+             where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
+               and r.state in ('ready', 'staged') and r.limited
              limit 1
                for update skip locked) r
 ),
@@ -218,7 +219,8 @@ going as materialized (
       from clear c
      cross join lateral (
             select r.ctid as place from runs r
-             where r.tenant_id = c.tenant_id and r.id = c.id and r.state = 'staged'
+             where (r.tenant_id, r.id) between (c.tenant_id, c.id) and (c.tenant_id, c.id)
+               and r.state = 'staged'
              limit 1
                for update skip locked) r
 ),

@@ -80,7 +80,8 @@ select id::text, 'cancelled', null, fence, limited, overlap from ended
 
 -- :name run_job
 -- Which job a live run belongs to.
-select job_id::text as job_id, state from runs where tenant_id = $1 and id = $2
+select job_id::text as job_id, state from runs
+ where (tenant_id, id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
 -- :name run_ended
 select state from history where tenant_id = $1 and run_id = $2 and final

@@ -2,7 +2,7 @@
 select d.run_id::text as id, d.job_id::text as job_id, j.name as job_name, d.job_version, d.died_at, d.error_class,
        d.error, d.args, d.tags::text as tags
   from dead_letters d
-  left join jobs j on j.tenant_id = d.tenant_id and j.id = d.job_id
+  left join lateral (select * from jobs j where j.tenant_id = d.tenant_id and j.id = d.job_id limit 1) j on true
  where d.tenant_id = $1 and ($2::uuid is null or d.run_id < $2) and ($3::uuid is null or d.job_id = $3)
    and ($4::text is null or d.error_class = $4)
  order by d.run_id desc

@@ -7,7 +7,7 @@ select r.id::text as id, r.tenant_id, r.job_id::text as job_id, j.name as job_na
        null::text as error_class, null::text as error, r.args, null::text as result, null::text as usage,
        r.tags::text as tags, r.trigger, r.origin_run_id::text as origin_run_id, 1 as count
   from runs r
-  left join jobs j on j.tenant_id = r.tenant_id and j.id = r.job_id
+  left join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j on true
 
 -- :name ended
 select h.run_id::text as id, h.tenant_id, h.job_id::text as job_id, j.name as job_name, h.job_version, h.state,
@@ -17,15 +17,27 @@ select h.run_id::text as id, h.tenant_id, h.job_id::text as job_id, j.name as jo
        h.error_class, h.error, h.args, h.result, h.usage,
        h.tags::text as tags, h.trigger, h.origin_run_id::text as origin_run_id, h.count
   from history h
-  left join jobs j on j.tenant_id = h.tenant_id and j.id = h.job_id
+  left join lateral (select * from jobs j where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
 
 -- :name get_live
+-- A read by id puts up the wall between tenants itself, which saves it two round trips. What is behind `wall` is LATERAL
+-- with a LIMIT: it is looked at when the wall stands; before that row-level security would let nothing through.
+with wall as materialized (select set_config('tocsin.tenant', $1::int::text, true)::int as tenant_id)
+select run.*
+  from wall
+ cross join lateral (
 -- :include live
- where r.tenant_id = $1 and r.id = $2
+ where (r.tenant_id, r.id) between (wall.tenant_id, $2::uuid) and (wall.tenant_id, $2::uuid)
+ limit 1) run
 
 -- :name get_ended
+with wall as materialized (select set_config('tocsin.tenant', $1::int::text, true)::int as tenant_id)
+select run.*
+  from wall
+ cross join lateral (
 -- :include ended
- where h.tenant_id = $1 and h.run_id = $2 and h.final
+ where h.tenant_id = wall.tenant_id and h.run_id = $2 and h.final
+ limit 1) run
 
 -- :name list
 -- Newest id first over live and ended alike. Each side is cut at the limit before they are merged.
@@ -59,5 +71,5 @@ select h.attempt, h.fence, h.outcome, h.started_at, h.finished_at, h.worker_id::
 union all
 select r.attempt, r.fence, null, greatest(r.claimed_at, r.ready_at), null, r.worker_id::text, null, null, null, null, null
   from runs r
- where r.tenant_id = $1 and r.id = $2 and r.state in ('running', 'stopping')
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) and r.state in ('running', 'stopping')
 order by attempt

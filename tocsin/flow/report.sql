@@ -8,7 +8,8 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
         -- The limit keeps the planner from turning the join round: statistics that know of nothing running would make
         -- it read everything that runs once per report.
         select * from runs r
-         where r.worker_id = i.worker_id and r.id = i.id and r.state in ('running', 'stopping')
+         where (r.worker_id, r.id) between (i.worker_id, i.id) and (i.worker_id, i.id)
+           and r.state in ('running', 'stopping')
          limit 1) r
  where r.fence = i.fence and (i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all'))
 
@@ -37,7 +38,8 @@ held as materialized (
       from told t
      cross join lateral (
             select * from runs r
-             where r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
+             where (r.worker_id, r.id) between (t.worker_id, t.id) and (t.worker_id, t.id)
+               and r.state in ('running', 'stopping')
                and r.fence = t.fence
              limit 1
                for update) r
@@ -56,20 +58,19 @@ leaving as materialized (
     select h.tenant_id, h.id from held h where h.next <> 'staged'
 ),
 -- By key and not by place: a cancel may have moved a row between this statement's snapshot and its lock, and the end
--- must find it all the same. `any` instead of `=`, because with an order to gain from it the planner would read the
--- whole index.
+-- must find it all the same.
 again as (
     update runs r
        set state = 'staged', failures = s.failures, losses = s.losses, worker_id = null, claim_id = null,
            ready_at = s.ready_at, order_key = s.order_key
       from staying s
-     where r.tenant_id = any(array[s.tenant_id]) and r.id = any(array[s.id])
+     where (r.tenant_id, r.id) between (s.tenant_id, s.id) and (s.tenant_id, s.id)
     returning r.tenant_id, r.id, r.lane_id, r.ready_at, r.order_key
 ),
 gone as (
     delete from runs r
      using leaving l
-     where r.tenant_id = any(array[l.tenant_id]) and r.id = any(array[l.id])
+     where (r.tenant_id, r.id) between (l.tenant_id, l.id) and (l.tenant_id, l.id)
 ),
 recorded as (
     insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, fence, trigger,
@@ -130,7 +131,8 @@ held as materialized (
       from told t
      cross join lateral (
             select r.ctid, r.stop_reason from runs r
-             where r.worker_id = t.worker_id and r.id = t.id and r.state in ('running', 'stopping')
+             where (r.worker_id, r.id) between (t.worker_id, t.id) and (t.worker_id, t.id)
+               and r.state in ('running', 'stopping')
                and r.fence = t.fence
              limit 1
                for update) r

@@ -32,7 +32,7 @@ with chosen as materialized (
       from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
      cross join lateral (
             select r.ctid, r.state from runs r
-             where r.tenant_id = k.tenant_id and r.id = k.id
+             where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
              limit 1
                for update) r
      where r.state = 'staged'
