@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tocsin.model.access import Role
-from tocsin.model.job import JobSpec, RunRequest
-from tocsin.model.scalars import decode_scalar, encode_scalar
+from tocsin.model.job import JobSpec, Name, RunRequest, Schedule
+from tocsin.model.scalars import Instant, decode_scalar, encode_scalar
 
 Slots = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 RunKey = tuple[str, int]  # (run_id, fence)
@@ -62,6 +62,15 @@ class RawJobBatch(_Body):
 
 decode_job_batch = msgspec.json.Decoder(JobBatch, dec_hook=decode_scalar).decode
 decode_raw_job_batch = msgspec.json.Decoder(RawJobBatch).decode
+
+
+class PreviewRequest(_Body):
+    """A schedule to look at; `name`: of the job that will have it, for `H` and jitter follow from it."""
+
+    schedule: Schedule
+    count: Annotated[int, Meta(ge=1, le=100)] = 10
+    after: Instant | None = None
+    name: Name | None = None
 
 
 class Nothing(_Body):

@@ -37,6 +37,17 @@ CREATED: list[tuple[list[str], dict[str, Any]]] = [
         },
     ),
     (
+        ["--text", "every weekday at 9am", "--until", "2030-01-01T00:00:00Z", "--jitter", "5m", "--", "true"],
+        {
+            "schedule": {"text": "every weekday at 9am", "until": "2030-01-01T00:00:00Z", "jitter": "5m"},
+            "target": {"kind": "process", "command": ["true"]},
+        },
+    ),
+    (
+        ["--rrule", "FREQ=DAILY", "--", "true"],
+        {"schedule": {"rrule": "FREQ=DAILY"}, "target": {"kind": "process", "command": ["true"]}},
+    ),
+    (
         ["--manual", "--python", "reports.daily", "--kwargs", '{"day": 1}'],
         {"schedule": {"manual": True}, "target": {"kind": "python", "function": "reports.daily", "kwargs": {"day": 1}}},
     ),

@@ -155,6 +155,11 @@ def test_what_is_not_built_is_said_not_ignored(given: dict[str, Any], path: str)
         ({"cron": "* * * * *"}, False),
         ({"every": "5m"}, False),
         ({"manual": True}, False),
+        ({"text": "tomorrow at noon"}, True),
+        ({"text": "in 10 minutes"}, True),
+        ({"text": "every day at noon"}, False),
+        ({"interval": "R1/2026-01-01/P1D"}, False),
+        ({"rrule": "FREQ=DAILY;COUNT=1"}, False),
     ],
 )
 def test_which_jobs_are_completed_by_one_run(schedule: dict[str, Any] | None, once: bool) -> None:

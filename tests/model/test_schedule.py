@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tocsin.errors import InvalidInput
-from tocsin.model.job import Misfire, Schedule
+from tocsin.model.job import Dst, Misfire, Schedule
 from tocsin.model.misfire import LATE, Missed, Planned, due_between, misfire
 from tocsin.model.scalars import Duration, Instant, decode_scalar
-from tocsin.model.schedule import check_schedule, describe, first_fire, timetable
-from tocsin.model.timetable import Timetable
+from tocsin.model.schedule import check_schedule, describe, first_fire, hashes, spread, timetable
+from tocsin.model.timetable import TICK, Timetable
 
 NOW = datetime(2026, 6, 1, 12, 0, 30, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -34,18 +34,39 @@ STEPS = st.one_of(
     st.timedeltas(SECOND, 5 * MINUTE), st.timedeltas(MINUTE, 40 * DAY), st.sampled_from([SECOND, MINUTE, HOUR, DAY])
 )
 ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
-CRONS = st.sampled_from(
-    [
-        "* * * * *",
-        "*/5 * * * *",
-        "0 * * * *",
-        "30 2 * * *",
-        "30 1 * * *",
-        "0 9 * * MON-FRI",
-        "0 0 1 * *",
-        "*/30 1,2 * * *",
-    ]
-)
+CRONS = [
+    "* * * * *",
+    "*/5 * * * *",
+    "0 * * * *",
+    "30 2 * * *",
+    "30 1 * * *",
+    "0 9 * * MON-FRI",
+    "0 0 1 * *",
+    "*/30 1,2 * * *",
+    "H * * * *",
+]
+RULES = [
+    "FREQ=SECONDLY;INTERVAL=50",
+    "FREQ=MINUTELY;INTERVAL=7;BYHOUR=1,2,3,12",
+    "FREQ=HOURLY;BYMINUTE=0,30",
+    "FREQ=DAILY;BYHOUR=1,2;BYMINUTE=0,30;BYSETPOS=1,4",
+    "FREQ=WEEKLY;INTERVAL=2;BYDAY=SU,MO;BYHOUR=2;BYMINUTE=30",
+    "FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=18;BYMINUTE=0;BYSECOND=0",
+]
+INTERVALS = [
+    "R/2020-01-31T01:30:00Z/P1M",
+    "R/2020-01-01T02:30/P1D",
+    "R/2020-01-01T00:00:00Z/PT37M",
+    "R/P1DT1H/2090-01-01T00:00:00Z",
+]
+TEXTS = [
+    "every weekday at 1:30 and 2:15",
+    "every 15 minutes between 1:00 and 4:00",
+    "every 2 hours",
+    "hourly on weekends",
+    "every 3 days at midnight",
+]
+KINDS = [("every", []), ("cron", CRONS), ("rrule", RULES), ("interval", INTERVALS), ("text", TEXTS)]
 
 
 @st.composite
@@ -58,11 +79,13 @@ def recurring(draw: st.DrawFn, near: datetime = NOW) -> tuple[Schedule, Timetabl
         window=Duration(draw(st.timedeltas(timedelta(0), 2 * HOUR) | st.timedeltas(timedelta(0), 500 * DAY))),
         max=draw(st.integers(1, 20)),
     )
-    if draw(st.booleans()):
-        made = Schedule(every=Duration(draw(STEPS)), starting_at=starting_at, misfire=rule)
-    else:
-        made = Schedule(cron=draw(CRONS), timezone=draw(ZONES), starting_at=starting_at, misfire=rule)
-    return made, timetable(made, anchor)
+    dst = Dst(
+        gap=draw(st.sampled_from(["next_valid", "skip"])), overlap=draw(st.sampled_from(["first", "second", "both"]))
+    )
+    kind, values = draw(st.sampled_from(KINDS))
+    value = Duration(draw(STEPS)) if kind == "every" else draw(st.sampled_from(values))
+    made = Schedule(**{kind: value}, timezone=draw(ZONES), starting_at=starting_at, dst=dst, misfire=rule)
+    return made, timetable(made, anchor, "tenant/job")
 
 
 # ── timetables ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,6 +146,69 @@ def test_due_between_is_repeated_next_after(pair: tuple[Schedule, Timetable], mo
     assert (due, following) == (expected, at)
 
 
+@given(pair=recurring(), at=st.timedeltas(-100 * DAY, 400 * DAY), width=st.timedeltas(timedelta(0), 3 * DAY))
+@settings(max_examples=300, deadline=None)
+def test_counting_and_looking_back_agree_with_stepping(
+    pair: tuple[Schedule, Timetable], at: timedelta, width: timedelta
+) -> None:
+    _, table = pair
+    start, end = NOW + at, NOW + at + width
+    stepped, found = [], table.next_after(start)
+    while found is not None and found < end:
+        stepped.append(found)
+        found = table.next_after(found)
+    assert table.count(start, end) == len(stepped)
+    assert table.last_before(end, start + TICK) == (stepped[-1] if stepped else None)
+    if stepped:
+        assert table.last_before(stepped[-1], start + TICK) == (stepped[-2] if len(stepped) > 1 else None)
+        assert table.count(stepped[0] - TICK, stepped[-1] + TICK) == len(stepped)
+
+
+@given(pair=recurring(), cut=st.timedeltas(timedelta(0), 5 * DAY), at=st.timedeltas(-DAY, 6 * DAY))
+@settings(max_examples=150, deadline=None)
+def test_until_ends_it_and_takes_nothing_else_away(
+    pair: tuple[Schedule, Timetable], cut: timedelta, at: timedelta
+) -> None:
+    made, _ = pair
+    whole = timetable(made, NOW, "s")
+    last = whole.next_after(NOW + cut)
+    assert last is not None
+    ended = timetable(msgspec.structs.replace(made, until=Instant(last)), NOW, "s")
+    found = whole.next_after(NOW + at)
+    assert found is not None
+    assert ended.next_after(NOW + at) == (found if found <= last else None)
+    assert ended.next_after(last) is None
+    assert ended.last_before(last + 400 * DAY, last - DAY) == last
+    assert ended.count(NOW, last + 400 * DAY) == whole.count(NOW, last) + 1
+
+
+def test_jitter_is_the_same_for_ever_and_within_its_bound() -> None:
+    made = schedule(cron="0 * * * *", jitter="PT5M")
+    drawn = [spread(made, f"tenant/job-{i}") for i in range(500)]
+    assert drawn == [spread(made, f"tenant/job-{i}") for i in range(500)]
+    assert min(drawn) >= timedelta(0) and max(drawn) <= 5 * MINUTE
+    assert min(drawn) < 10 * SECOND and max(drawn) > 4 * MINUTE + 50 * SECOND and len(set(drawn)) > 490
+    assert spread(schedule(cron="0 * * * *"), "tenant/job") == timedelta(0)
+
+
+def test_h_follows_from_the_job() -> None:
+    made = schedule(cron="H H * * *")
+    times = {timetable(made, NOW, f"t/{i}").next_after(NOW) for i in range(50)}
+    assert len(times) > 40
+    assert timetable(made, NOW, "t/1").next_after(NOW) == timetable(made, NOW + DAY, "t/1").next_after(NOW)
+    assert (hashes(made), hashes(schedule(cron="0 9 * * THU"))) == (True, False)
+
+
+def test_a_rule_begins_with_the_job_or_when_told() -> None:
+    rule = schedule(rrule="FREQ=DAILY;COUNT=2")
+    assert first_fire(rule, NOW) == NOW
+    assert timetable(rule, NOW + SECOND / 2).next_after(NOW) == NOW + SECOND
+    late = schedule(rrule="FREQ=DAILY;COUNT=2", starting_at="2026-07-01T00:00:00Z")
+    table = timetable(late, NOW)
+    assert table.count(NOW, NOW + 400 * DAY) == 2
+    assert table.next_after(NOW) == datetime(2026, 7, 1, tzinfo=UTC)
+
+
 def test_first_fire_of_each_kind() -> None:
     assert first_fire(None, NOW) == NOW
     assert first_fire(schedule(manual=True), NOW) is None
@@ -163,6 +249,26 @@ def test_a_one_time_job_owes_once() -> None:
         ({"delay": "P3661D"}, "schedule.delay", "invalid"),
         ({"at": "2026-06-02T00:00:00Z", "starting_at": "2026-06-02T00:00:00Z"}, "schedule.starting_at", "invalid"),
         ({"manual": True, "starting_at": "2026-06-02T00:00:00Z"}, "schedule.starting_at", "invalid"),
+        ({"delay": "PT1M", "until": "2026-06-02T00:00:00Z"}, "schedule.until", "invalid"),
+        ({"text": "tomorrow at noon", "jitter": "PT1M"}, "schedule.jitter", "invalid"),
+        ({"every": "PT1M", "jitter": "PT0S"}, "schedule.jitter", "invalid"),
+        ({"every": "PT1M", "jitter": "P2D"}, "schedule.jitter", "invalid"),
+        ({"every": "PT1M", "until": "2026-06-01T12:00:31Z"}, "schedule.until", "never_fires"),
+        ({"cron": "0 9 * * *", "until": "2020-06-02T00:00:00Z"}, "schedule.until", "never_fires"),
+        (
+            {"every": "PT1M", "starting_at": "2027-01-01T00:00:00Z", "until": "2026-07-01T00:00:00Z"},
+            *("schedule.until", "invalid"),
+        ),
+        ({"rrule": "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30"}, "schedule.rrule", "never_fires"),
+        ({"rrule": "FREQ=DAILY;UNTIL=20200101"}, "schedule.rrule", "never_fires"),
+        ({"rrule": "FREQ=NEVER"}, "schedule.rrule", "invalid_rrule"),
+        ({"interval": "R3/2020-01-01/P1D"}, "schedule.interval", "never_fires"),
+        ({"text": "on 2020-01-01 at 9:00"}, "schedule.text", "in_the_past"),
+        ({"text": "in 999999 weeks"}, "schedule.text", "invalid"),
+        (
+            {"text": "on 2027-03-14 at 2:30", "timezone": "America/New_York", "dst": {"gap": "skip"}},
+            *("schedule.text", "never_fires"),
+        ),
     ],
 )
 def test_refuses_and_names_the_field(given: dict[str, Any], path: str, code: str) -> None:
@@ -198,6 +304,26 @@ def test_takes_what_is_right(given: dict[str, Any]) -> None:
         ({"delay": "PT0S"}, "once, 0 seconds from now"),
         ({"every": "PT5M"}, "every 5 minutes"),
         ({"every": "PT1H"}, "every hour"),
+        (
+            {"every": "PT1H", "starting_at": "2026-06-01T13:00:00Z", "until": "2026-07-01T13:00:00Z", "jitter": "5m"},
+            "every hour, starting at 2026-06-01T13:00:00.000000Z, until 2026-07-01T13:00:00.000000Z, "
+            "each run up to 5 minutes later",
+        ),
+        ({"rrule": "FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=18;BYMINUTE=0"}, "every month on the last Friday at 18:00 (UTC)"),
+        (
+            {"rrule": "FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,FR;COUNT=5"},
+            "every 2 weeks on Monday and Friday at the time of day of its start, 5 times (UTC)",
+        ),
+        (
+            {"rrule": "FREQ=YEARLY;BYMONTH=1,7;BYMONTHDAY=1;BYHOUR=9,10,11;BYMINUTE=0,5,10;UNTIL=20300101"},
+            "every year on the 1st day of the month in January and July at minute 0, 5 and 10 at hour 9-11, "
+            "until 2030-01-01 (UTC)",
+        ),
+        (
+            {"rrule": "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1;BYHOUR=9;BYMINUTE=0"},
+            "every month on Monday, Tuesday, Wednesday, Thursday and Friday at 09:00 "
+            "only the last of these each month (UTC)",
+        ),
         ({"every": "P1DT1H5M1.5S"}, "every 1 day, 1 hour, 5 minutes and 1.5 seconds"),
         ({"cron": "0 9 * * MON-FRI", "timezone": "Asia/Tokyo"}, "at 09:00 on Monday through Friday (Asia/Tokyo)"),
     ],

@@ -84,10 +84,7 @@ def test_what_is_not_built_is_not_promised_and_refused() -> None:
         "depends_on": [{"job": "a"}],
         "secrets": {"A": "b"},
         "notify": [{"on": ["failure"]}],
-        "dst": {"gap": "skip"},
-        "until": "2030-01-01T00:00:00Z",
         "max_runs": 3,
-        "jitter": "PT5M",
     }
     spec = validator({"$ref": "#/components/schemas/JobSpec"})
     target = {"kind": "process", "command": ["true"]}

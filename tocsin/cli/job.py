@@ -98,11 +98,16 @@ def create(
     name: Annotated[str | None, typer.Option(help="Unique among your live jobs.")] = None,
     cron: Annotated[str | None, typer.Option(help='Such as "0 9 * * MON-FRI".')] = None,
     every: Annotated[str | None, typer.Option(help="An interval such as 5m or PT5M.")] = None,
+    text: Annotated[str | None, typer.Option(help='Such as "every weekday at 9am" or "tomorrow at noon".')] = None,
+    rrule: Annotated[str | None, typer.Option(help='Such as "FREQ=MONTHLY;BYDAY=-1FR" (RFC 5545).')] = None,
+    interval: Annotated[str | None, typer.Option(help="Such as R5/2026-01-01T00:00:00Z/P1D (ISO-8601).")] = None,
     at: Annotated[str | None, typer.Option(help="Once, at 2026-12-01T09:00:00+01:00.")] = None,
     delay: Annotated[str | None, typer.Option(help="Once, so long from now.")] = None,
     manual: Annotated[bool, typer.Option("--manual", help="Only when asked for.")] = False,
     tz: Annotated[str | None, typer.Option(help="Time zone of the schedule; UTC if not given.")] = None,
     starting_at: Annotated[str | None, typer.Option(help="No occurrence before this instant.")] = None,
+    until: Annotated[str | None, typer.Option(help="No occurrence after this instant.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Begin each run up to so long later, always the same.")] = None,
     python: Annotated[str | None, typer.Option(help="A function of the workers instead of a command.")] = None,
     kwargs: Annotated[str | None, typer.Option(help="Its arguments, a JSON object.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="A variable of the command.", metavar="NAME=VALUE")] = None,
@@ -123,7 +128,9 @@ def create(
     flags = jobspec.compact(
         name=name,
         schedule=jobspec.schedule(
-            manual=manual, timezone=tz, starting_at=starting_at, cron=cron, every=every, at=at, delay=delay
+            manual=manual,
+            **{"cron": cron, "every": every, "text": text, "rrule": rrule, "interval": interval, "at": at},
+            **{"delay": delay, "timezone": tz, "starting_at": starting_at, "until": until, "jitter": jitter},
         ),
         target=jobspec.target(command=command, python=python, kwargs=kwargs, env=assignments(env, "--env"), cwd=cwd),
         pool=pool,

@@ -18,14 +18,18 @@ def compact(**values: Any) -> Document:
     return {name: value for name, value in values.items() if value is not None and value != {} and value != []}
 
 
-def schedule(*, manual: bool, timezone: str | None, starting_at: str | None, **kinds: str | None) -> Document | None:
-    """When: at most one of the kinds; none means now, once."""
-    chosen = compact(manual=manual or None, **kinds)
+_BOUNDS = ("timezone", "starting_at", "until", "jitter")
+
+
+def schedule(*, manual: bool, **given: str | None) -> Document | None:
+    """When: at most one of the kinds, and what bounds it; none means now, once."""
+    chosen = compact(manual=manual or None, **{name: value for name, value in given.items() if name not in _BOUNDS})
     if len(chosen) > 1:
         raise typer.BadParameter(f"give only one of {', '.join('--' + kind for kind in chosen)}")
-    extra = compact(timezone=timezone, starting_at=starting_at)
+    extra = compact(**{name: given.get(name) for name in _BOUNDS})
     if extra and not chosen:
-        raise typer.BadParameter("--tz and --starting-at need a schedule: --cron, --every, --at, --delay or --manual")
+        options = ", ".join("--tz" if name == "timezone" else f"--{name.replace('_', '-')}" for name in extra)
+        raise typer.BadParameter(f"{options} need a schedule, such as --cron, --every or --text")
     return chosen | extra or None
 
 

@@ -90,6 +90,15 @@ def job_versions(job_id: str, *, limit: int | None = None) -> Call[Page]:
     return _list("v1", "jobs", job_id, "versions", limit=limit)
 
 
+def preview_schedule(
+    schedule: Mapping[str, Any], *, count: int | None = None, after: datetime | None = None, name: str | None = None
+) -> Call[Document]:
+    """What a schedule means and when it would fire: `{description, runs, warnings}`; `name`: of the job to be."""
+    given = {"count": count, "after": None if after is None else iso(after), "name": name}
+    body = {"schedule": schedule} | {field: value for field, value in given.items() if value is not None}
+    return _post("v1", "schedules", "preview", body=body)
+
+
 def get_job(job_id: str) -> Call[Document]:
     """One job."""
     return _get("v1", "jobs", job_id)

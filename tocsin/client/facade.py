@@ -89,6 +89,7 @@ class Calls:
     update_job = Endpoint(calls.update_job)
     job_versions = Listing(calls.job_versions)
     get_job = Endpoint(calls.get_job)
+    preview_schedule = Endpoint(calls.preview_schedule)
     list_jobs = Listing(calls.list_jobs)
     delete_job = Endpoint(calls.delete_job)
     pause_job = Endpoint(calls.pause_job)

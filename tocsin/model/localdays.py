@@ -133,9 +133,9 @@ class LocalDays:
             day = self._following(day)
         return None
 
-    def named_on(self, day: int) -> int:
-        """How many times of a date are named, whatever the clock does on it."""
-        return self._pattern.times(day).bit_count()
+    def named_on(self, day: int, low: int = 0, high: int = 86_400) -> int:
+        """How many times of a date are named, from one second of it to before another, whatever the clock does."""
+        return (self._pattern.times(day) >> low & _ones(high - low)).bit_count()
 
     def _day(self, second: int) -> int:
         return day_at(self._tz, second)

@@ -98,11 +98,11 @@ class Cron:
     def count(self, after: datetime, before: datetime) -> int:
         return self._days.count(after, before)
 
-    def named_on(self, day: int) -> int:
-        """How many times of a date (its ordinal) are named, whatever the clock does on it."""
+    def named_on(self, day: int, low: int = 0, high: int = 86_400) -> int:
+        """How many times of a date are named, from one second of it to before another, whatever the clock does."""
         midnight = datetime.combine(date.fromordinal(day), datetime.min.time(), tzinfo=UTC)
         plain = cron.compile_cron(self._key[0], "UTC")
-        return plain.count(midnight - TICK, midnight + timedelta(days=1))
+        return plain.count(midnight + timedelta(seconds=low) - TICK, midnight + timedelta(seconds=high))
 
 
 class Within:

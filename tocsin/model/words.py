@@ -76,7 +76,7 @@ def rule_in_words(rule: Rule) -> str:
     """A rule, part by part."""
     unit = _UNITS[rule.freq]
     parts = [each(rule.interval, unit), *_dates(rule), *_times(rule)]
-    if rule.by_setpos and not _listed_times(rule):
+    if rule.by_setpos and not (rule.freq == "DAILY" and _listed_times(rule)):
         parts.append(f"only the {listed(map(ordinal, rule.by_setpos))} of these each {unit}")
     words = " ".join(parts)
     if rule.count is not None:
@@ -120,9 +120,9 @@ def _listed_times(rule: Rule) -> list[int]:
     if rule.by_real_time or not (rule.by_hour and rule.by_minute) or len(rule.by_second) > 1:
         return []
     times = sorted(h * 3600 + m * 60 + s for h, m, s in product(rule.by_hour, rule.by_minute, rule.by_second or (0,)))
-    if rule.by_setpos:
+    if rule.by_setpos and rule.freq == "DAILY":
         # Within a day the positions choose from the times alone.
-        times = [times[p] for p in places(rule.by_setpos, len(times))] if rule.freq == "DAILY" else []
+        times = [times[place] for place in places(rule.by_setpos, len(times))]
     return times if len(times) <= _MOST_TIMES else []
 
 

@@ -183,6 +183,12 @@ def resolve(expression: str, seed: str) -> str:
     """The expression checked and written out: upper case, single spaces, no macro, no `?`, no `H`."""
     if len(expression) > MOST_CHARACTERS:
         raise BadCron(f"is longer than {MOST_CHARACTERS} characters")
+    # Where there is no H, all jobs share one answer.
+    return _resolved(expression, seed if "H" in expression or "h" in expression else "")
+
+
+@lru_cache(maxsize=65_536)
+def _resolved(expression: str, seed: str) -> str:
     fields = _split(expression)
     text = " ".join(
         ",".join(_written_out(kind, item, seed) for item in text.split(","))

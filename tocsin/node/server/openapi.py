@@ -35,6 +35,7 @@ from tocsin.node.server.replies import (
     Problem,
     Redriven,
     Run,
+    SchedulePreview,
     Tenant,
     Version,
     Worker,
@@ -48,6 +49,7 @@ from tocsin.wire import (
     NewKey,
     NewTenant,
     Nothing,
+    PreviewRequest,
     Reason,
     Register,
     Registered,
@@ -67,7 +69,7 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
         *("resources", "placement", "concurrency_key", "rate_limit"),
         *("circuit", "depends_on", "secrets", "notify"),
     ),
-    "Schedule": ("interval", "rrule", "text", "until", "max_runs", "calendar", "jitter", "dst"),
+    "Schedule": ("max_runs", "calendar"),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
 _ALWAYS = (400, 401, 403, 404, 422, 431, 503)
@@ -116,6 +118,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         keyed=True,
         versioned=True,
         problems=(409,),
+    ),
+    ("POST", "/v1/schedules/preview"): Operation(
+        "Say what a schedule means, when it would fire, and what may surprise", SchedulePreview, body=PreviewRequest
     ),
     ("GET", "/v1/jobs/{id}/versions"): Operation("List the versions of a job", Page[Version], query=_PAGED),
     ("DELETE", "/v1/jobs/{id}"): Operation(
@@ -226,6 +231,7 @@ _EXAMPLES: dict[Any, Any] = {
         ]
     },
     Patch: {"priority": 900, "description": None},
+    PreviewRequest: {"schedule": {"text": "last friday of the month at 6pm", "timezone": "Europe/Berlin"}, "count": 3},
     RunRequest: {"args": {"day": "2026-12-01"}, "priority": 900},
     RunBatch: {"runs": [{"args": {"day": "2026-12-01"}}, {"args": {"day": "2026-12-02"}}]},
     Reason: {"reason": "the report is wrong"},

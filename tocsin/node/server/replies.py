@@ -85,6 +85,14 @@ class Jobs(Reply):
     items: list[Job]
 
 
+class SchedulePreview(Reply):
+    """A schedule in plain words, its next instants, and what may surprise whoever wrote it."""
+
+    description: str
+    runs: list[Instant]
+    warnings: list[str]
+
+
 class Version(Reply):
     """A job's document as it was; `replaced_at` is null for the present one."""
 

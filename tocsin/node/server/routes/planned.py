@@ -17,7 +17,6 @@ def _not_yet(method: str, path: str, permission: str) -> None:
 for _method, _path, _permission in (
     ("POST", "/v1/jobs/{id}/backfill", "jobs.operate"),
     ("GET", "/v1/jobs/{id}/occurrences", "jobs.read"),
-    ("POST", "/v1/schedules/preview", "jobs.read"),
     ("GET", "/v1/runs/{id}/explain", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/stream", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/download", "runs.read"),

@@ -1,44 +1,34 @@
-"""Schedules in plain English: a small strict grammar. What it reads becomes another kind of schedule; what could be
-meant in two ways is refused, with the words that would be clear.
-
-    in 10 minutes
-    today | tomorrow | on 2026-12-24            at TIME
-    every 15 minutes | every 2 hours            [between 9:00 and 17:00] [DAYS]
-    hourly                                      [DAYS]
-    DAYS at TIME[, TIME and TIME]
-
-    DAYS    every day, daily · every weekday, on weekdays · every weekend, on weekends
-            every monday and thursday, on mondays · every 2 days · every 2 weeks on monday
-            on the 1st and 15th [of every month] · on the last day of the month · every 3 months on the 1st
-            first monday of every month, last friday of the month · first | last weekday of the month
-            every january 1st, every year on july 4th
-    TIME    9:00, 17:30, 9am, 5:30 pm, noon, midnight (the day's first instant)
-
-A phrase that is read can be written again (`str`), in one form that reads as the same: that is what a job answers.
-"""
+"""The reader of phrases: one pass over the words, with a way back where two forms begin alike."""
 
 from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime, timedelta
-from functools import lru_cache
-from itertools import product
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from datetime import date
+from typing import Literal
 
+from tocsin.model.phrases.said import (
+    ALL,
+    UNITS,
+    WEEKEND,
+    WORKDAYS,
+    After,
+    AtTimes,
+    Days,
+    OnDay,
+    Phrase,
+    Steps,
+    on_weekdays,
+)
 from tocsin.model.rrule import WEEKDAYS as DAY_CODES
-from tocsin.model.words import MONTHS, WEEKDAYS, clock, counted, each, listed, ordinal
+from tocsin.model.words import MONTHS, WEEKDAYS, each, listed, ordinal
 
-_UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 _NTH = {"first": 1, "1st": 1, "second": 2, "2nd": 2, "third": 3, "3rd": 3, "fourth": 4, "4th": 4, "last": -1}
-_WORKDAYS, _WEEKEND, _ALL = (0, 1, 2, 3, 4), (5, 6), tuple(range(7))
 _DAY_NAMES = {
     name: number for number, day in enumerate(WEEKDAYS) for name in (day.lower(), day.lower() + "s", day[:3].lower())
 } | {"tues": 1, "thur": 3, "thurs": 3}
 _MONTH_NAMES = {name: n for n, month in enumerate(MONTHS, 1) for name in (month.lower(), month[:3].lower())}
-_TOKEN = re.compile(r"\d{4}-\d\d-\d\d(?!\d)|\d{1,2}:\d\d(?::\d\d)?|\d+|[a-z]+|,", re.ASCII)
 # "every second friday" is no step of a second.
 _AFTER_SECOND = {"day", "week", "month", "weekday", *_DAY_NAMES}
 _MOST_TIMES = 24
@@ -48,179 +38,8 @@ class Unclear(ValueError):
     """Not in the grammar, or with two meanings; says how to write it."""
 
 
-class Meaning(NamedTuple):
-    """The kind of schedule a phrase becomes, and its value."""
-
-    kind: Literal["delay", "at", "every", "cron", "rrule"]
-    value: str | timedelta | datetime
-
-
-# ── what can be said ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class After:
-    """Once, so long after it was said."""
-
-    number: int
-    unit: str
-    once = True
-
-    def meaning(self, _said: datetime) -> Meaning:
-        return Meaning("delay", timedelta(seconds=self.number * _UNITS[self.unit]))
-
-    def __str__(self) -> str:
-        return f"in {counted(self.number, self.unit)}".replace(",", "")
-
-
-@dataclass(frozen=True)
-class OnDay:
-    """Once, at a time of a date, or of the day it was said or the one after."""
-
-    day: date | Literal["today", "tomorrow"]
-    time: int
-    once = True
-
-    def meaning(self, said: datetime) -> Meaning:
-        day = self.day if isinstance(self.day, date) else said.date() + timedelta(days=self.day == "tomorrow")
-        return Meaning("at", datetime(day.year, day.month, day.day) + timedelta(seconds=self.time))
-
-    def __str__(self) -> str:
-        return f"{'on ' if isinstance(self.day, date) else ''}{self.day} at {clock(self.time)}"
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Evenly spaced: by the real clock from when it was said, or, on some hours or days, by the clock on the wall."""
-
-    number: int
-    unit: str
-    hours: tuple[int, int] | None = None  # from, until before
-    weekdays: tuple[int, ...] = _ALL
-    aligned: bool = False  # `hourly`: on the hour
-    once = False
-
-    @property
-    def by_real_time(self) -> bool:
-        """Whether it counts from when it was said, whatever the clock shows."""
-        return self.hours is None and self.weekdays == _ALL and not self.aligned
-
-    def meaning(self, _said: datetime) -> Meaning:
-        if self.by_real_time:
-            return Meaning("every", timedelta(seconds=self.number * _UNITS[self.unit]))
-        low, high = self.hours or (0, 24)
-        hours = "*" if self.hours is None else ",".join(map(str, _hours(low, high)))
-        days = "*" if self.weekdays == _ALL else ",".join(str((day + 1) % 7) for day in self.weekdays)
-        match self.unit:
-            case "second":
-                return Meaning("cron", f"{_step(self.number)} * {hours} * * {days}")
-            case "minute":
-                return Meaning("cron", f"{_step(self.number)} {hours} * * {days}")
-        stepped = "*" if self.hours is None and self.number == 1 else f"*/{self.number}"
-        if self.hours is not None:
-            stepped = ",".join(map(str, _hours(low, high)[:: self.number]))
-        return Meaning("cron", f"0 {stepped} * * {days}")
-
-    def __str__(self) -> str:
-        words = ["hourly" if self.aligned else each(self.number, self.unit).replace(",", "")]
-        if self.hours is not None:
-            words.append(f"from {clock(self.hours[0] * 3600)} until before {clock(self.hours[1] % 24 * 3600)}")
-        if self.weekdays != _ALL:
-            words.append(_on_weekdays(self.weekdays))
-        return " ".join(words)
-
-
-@dataclass(frozen=True)
-class Days:
-    """Which dates: the date parts of a recurrence rule, and the words for them."""
-
-    freq: Literal["DAILY", "WEEKLY", "MONTHLY"]
-    words: str
-    parts: str = ""
-    interval: int = 1
-    edge: Literal[0, 1, -1] = 0  # only the first or the last of the month's dates
-
-
-@dataclass(frozen=True)
-class AtTimes:
-    """Times of day on some dates."""
-
-    days: Days
-    times: tuple[int, ...]
-    once = False
-
-    def meaning(self, _said: datetime) -> Meaning:
-        days = self.days
-        hours, minutes, seconds = (
-            sorted({part(time) for time in self.times}) for part in (_hour_of, _minute_of, _second_of)
-        )
-        every = [h * 3600 + m * 60 + s for h, m, s in product(hours, minutes, seconds)]
-        rule = [f"FREQ={days.freq}"]
-        rule += [f"INTERVAL={days.interval}"] * (days.interval > 1) + [days.parts] * bool(days.parts)
-        rule += [f"BY{n}={','.join(map(str, v))}" for n, v in zip(_CLOCK, (hours, minutes, seconds), strict=True)]
-        if days.edge or len(every) > len(self.times):
-            places = [every.index(time) for time in self.times]
-            # Hours and minutes name each other's product; positions choose the times that were said.
-            rule.append(f"BYSETPOS={','.join(str(p - len(every) if days.edge < 0 else p + 1) for p in places)}")
-        return Meaning("rrule", ";".join(rule))
-
-    def __str__(self) -> str:
-        return f"{self.days.words} at {listed(map(clock, self.times))}"
-
-
-_CLOCK = ("HOUR", "MINUTE", "SECOND")
-Phrase = After | OnDay | Steps | AtTimes
-
-
-def _hour_of(time: int) -> int:
-    return time // 3600
-
-
-def _minute_of(time: int) -> int:
-    return time // 60 % 60
-
-
-def _second_of(time: int) -> int:
-    return time % 60
-
-
-def _step(number: int) -> str:
-    return "*" if number == 1 else f"*/{number}"
-
-
-def _hours(low: int, high: int) -> list[int]:
-    """From one hour until before another, past midnight if that is smaller."""
-    return [hour % 24 for hour in range(low, high if high > low else high + 24)]
-
-
-def _on_weekdays(days: Sequence[int]) -> str:
-    known = {_WORKDAYS: "on weekdays", _WEEKEND: "on weekends"}
-    return known.get(tuple(days)) or f"on {listed(WEEKDAYS[day] + 's' for day in days)}"
-
-
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@lru_cache(maxsize=16_384)
-def parse(text: str) -> Phrase:
-    """Read a phrase; raises Unclear."""
-    lowered = " ".join(text.lower().split()).replace("a.m.", "am").replace("p.m.", "pm").removesuffix(".")
-    tokens = _TOKEN.findall(lowered)
-    if "".join(tokens) != lowered.replace(" ", ""):
-        raise Unclear("is written with words, numbers and times such as 9:00 only")
-    return _Reader(tokens).phrase()
-
-
-def is_once(text: str) -> bool:
-    """Whether a phrase names one instant; one that cannot be read does not."""
-    try:
-        return parse(text).once
-    except Unclear:
-        return False
-
-
-class _Reader:
-    """One pass over the words."""
+class Reader:
+    """One pass over the words of a phrase."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -238,7 +57,7 @@ class _Reader:
     def _once(self) -> Phrase | None:
         if self._take("in"):
             number, unit = self._number(), self._unit()
-            if unit not in _UNITS or number is None:
+            if unit not in UNITS or number is None:
                 raise Unclear('how long is told in seconds, minutes, hours, days or weeks: "in 10 minutes"')
             return After(number, unit)
         if self._peek() in ("today", "tomorrow"):
@@ -286,12 +105,12 @@ class _Reader:
         hours = hours or self._between()
         if self._peek() == "at":
             raise Unclear(f'"{steps}" has times already; write "hourly", "every day at 9:00", or a cron expression')
-        if hours is None and weekdays == _ALL:
+        if hours is None and weekdays == ALL:
             return steps
         whole = {"second": 60, "minute": 60, "hour": 24}[steps.unit]
         if whole % steps.number:
             raise Unclear(f"on some hours or days only, {whole} {steps.unit}s must be a multiple of the step")
-        if hours is not None and hours[1] % 24 <= hours[0] and hours[1] != 24 and weekdays != _ALL:
+        if hours is not None and hours[1] % 24 <= hours[0] and hours[1] != 24 and weekdays != ALL:
             raise Unclear("hours that pass midnight lie on two days; leave the days out, or write two jobs")
         return Steps(steps.number, steps.unit, hours, weekdays, steps.aligned)
 
@@ -319,11 +138,11 @@ class _Reader:
         start = self._place
         if self._take("every"):
             if self._take("day"):
-                return _ALL
+                return ALL
             if self._peek() in ("weekday", "weekend"):
-                return _WORKDAYS if self._next() == "weekday" else _WEEKEND
+                return WORKDAYS if self._next() == "weekday" else WEEKEND
         self._place = start
-        return _ALL
+        return ALL
 
     # ── times of day ──
 
@@ -367,7 +186,7 @@ class _Reader:
             raise Unclear(f'"{words}" does not say on which day; write "{words} {on} at 9:00"')
         if unit == "week":
             days = self._weekdays()
-            return Days("WEEKLY", f"{words} {_on_weekdays(days)}", _by_day(days), number)
+            return Days("WEEKLY", f"{words} {on_weekdays(days)}", _by_day(days), number)
         self._take("the")
         numbers = self._monthdays()
         if numbers is None:
@@ -434,9 +253,9 @@ class _Reader:
         elif not self._take("every", "each") and word not in ("weekdays", "weekends"):
             return None
         days = self._weekdays()
-        if days == _ALL:
+        if days == ALL:
             return Days("DAILY", "every day")
-        words = {_WORKDAYS: "every weekday", _WEEKEND: "every weekend"}.get(days)
+        words = {WORKDAYS: "every weekday", WEEKEND: "every weekend"}.get(days)
         return Days("DAILY", words or f"every {listed(WEEKDAYS[d] for d in days)}", _by_day(days))
 
     # ── lists ──
@@ -447,9 +266,9 @@ class _Reader:
         while True:
             word = self._next()
             if word in ("weekday", "weekdays"):
-                found.update(_WORKDAYS)
+                found.update(WORKDAYS)
             elif word in ("weekend", "weekends"):
-                found.update(_WEEKEND)
+                found.update(WEEKEND)
             elif word in _DAY_NAMES:
                 found.update(self._weekday_range(_DAY_NAMES[word]))
             else:
@@ -562,7 +381,7 @@ class _Reader:
     def _unit(self) -> str:
         word = self._peek()
         short = {"sec": "second", "secs": "second", "min": "minute", "mins": "minute"}.get(word, word.removesuffix("s"))
-        if short in (*_UNITS, "month", "year"):
+        if short in (*UNITS, "month", "year"):
             self._place += 1
             return short
         return ""
@@ -616,6 +435,6 @@ def _nth_of_month(nth: int, kind: str) -> Days:
     if kind == "weekday":
         if abs(nth) > 1:
             raise Unclear('only the first and the last weekday of a month can be named; write "first weekday …"')
-        return Days("MONTHLY", f"{which} weekday of every month", _by_day(_WORKDAYS), edge=1 if nth > 0 else -1)
+        return Days("MONTHLY", f"{which} weekday of every month", _by_day(WORKDAYS), edge=1 if nth > 0 else -1)
     day = _DAY_NAMES[kind]
     return Days("MONTHLY", f"{which} {WEEKDAYS[day]} of every month", f"BYDAY={nth}{DAY_CODES[day]}")

@@ -1,0 +1,32 @@
+"""preview: what a schedule would do, seen beside the schedules that are there."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from tocsin.model.access import Identity
+from tocsin.model.job import Schedule
+from tocsin.model.preview import Preview, minute_of, preview
+from tocsin.store.db import Database, Sql
+
+SQL = Sql(__file__)
+MOST_LOOKED_AT = 20_000
+# So many jobs of a tenant in one minute are worth a word.
+MANY = 100
+
+
+async def preview_schedule(
+    db: Database, who: Identity, schedule: Schedule, after: datetime | None, count: int, name: str | None
+) -> Preview:
+    """Words, instants and warnings for a job that would be made at `after`, or now; raises what would be refused."""
+    found = preview(schedule, after or db.clock.now(), count, who.tenant, name)
+    if found.runs:
+        sharing = await _sharing(db, who, minute_of(found.runs[0]))
+        if sharing >= MANY:
+            found.warnings.append(f"{sharing:,} of your jobs share this minute; H in cron, or jitter, spreads them")
+    return found
+
+
+async def _sharing(db: Database, who: Identity, minute: datetime) -> int:
+    until = minute + timedelta(minutes=1)
+    return await db.fetchval("engine", SQL["sharing"], who.tenant_id, minute, until, MOST_LOOKED_AT)  # type: ignore[no-any-return]
