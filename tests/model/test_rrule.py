@@ -318,6 +318,20 @@ def test_rules_by_real_time_are_evenly_spaced_seconds_that_the_clock_names(
         assert rule_table.last_before(low + span * SECOND, low) == expected[-1]
 
 
+@given(text=rules(), days=st.integers(0, 4000), at=st.integers(0, 2000))
+@settings(max_examples=100, deadline=None)
+def test_a_rule_that_says_it_all_does_not_depend_on_its_start(text: str, days: int, at: int) -> None:
+    given_ = {part.partition("=")[0] for part in text.split(";")}
+    text += "".join(f";{name}=7,8" for name in ("BYHOUR", "BYMINUTE", "BYSECOND") if name not in given_)
+    try:
+        rule = parse(text)
+    except BadRule:
+        return
+    if rule.says_it_all:
+        after = START + (days + at) * DAY
+        assert table(text).next_after(after) == table(text, START + days * DAY + SECOND).next_after(after)
+
+
 # ── what is refused, and what anything may cost ──────────────────────────────────────────────────────────────────
 
 

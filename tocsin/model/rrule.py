@@ -76,6 +76,13 @@ class Rule:
         """Whether it counts seconds, minutes or hours."""
         return self.freq in _UNIT_SECONDS
 
+    @property
+    def says_it_all(self) -> bool:
+        """Whether nothing of it comes from the start but that it begins there: then all jobs with it share it."""
+        times = self.by_hour and self.by_minute and self.by_second
+        dates = self.freq == "DAILY" or self.by_day or self.by_monthday or self.by_yearday
+        return bool(times and dates) and self.interval == 1 and self.count is None and not self.by_real_time
+
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from tocsin.clock import iso
+from tocsin.clock import EPOCH, iso
 from tocsin.errors import InvalidInput
 from tocsin.model import cron, interval, phrases, rrule, words
 from tocsin.model.job import ONCE_KINDS, Schedule
@@ -65,8 +65,9 @@ def _recurring(schedule: Schedule, anchor: datetime, starting_at: datetime | Non
         return _interval(schedule.interval, schedule.timezone, gap, overlap)
     if schedule.rrule is not None:
         first = _whole_second(starting_at or anchor)
-        owed = rrule.compile_rule(schedule.rrule, first, schedule.timezone, gap, overlap)
-        return Within(owed, owed.first, owed.last)
+        start = EPOCH if rrule.parse(schedule.rrule).says_it_all else first
+        owed = rrule.compile_rule(schedule.rrule, start, schedule.timezone, gap, overlap)
+        return Within(owed, first, owed.last)
     return Never()
 
 
