@@ -61,7 +61,7 @@ def _walk(window: Window, days: cron.CronDays, owed: Owed) -> Iterator[str | Non
 
 
 def _probe(window: Window, days: cron.CronDays, owed: Owed, rng: Random) -> Iterator[str | None]:
-    """Asked at the edges of the move, around midnights, and anywhere."""
+    """Asked at the edges of the move and of its overlap, near the start, and anywhere; and counted as a whole."""
     move = window.move
     shift = abs(move.after - move.before)
     edges = {move.at - shift, move.at, move.at + shift, window.start + 60}
