@@ -6,7 +6,7 @@ import asyncio
 import json
 import multiprocessing
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import uvloop
@@ -16,6 +16,8 @@ from bench.stand import Stand
 _CONNECTIONS = 32
 _SECONDS = 5.0
 _PACED = 1000  # requests a second of the paced rounds
+_BATCH = 1000  # jobs to a request
+_BATCH_CONNECTIONS = 4
 _JOB = {"schedule": {"manual": True}, "target": {"kind": "process", "command": ["true"]}, "tags": {"team": "bench"}}
 
 
@@ -45,7 +47,20 @@ def measure(stand: Stand) -> list[Rate]:
         _round(stand, "submit, one job a request", create, _SECONDS, None),
         _round(stand, f"submit at {_PACED:,}/s", create, _SECONDS, _PACED),
         _round(stand, f"status by id at {_PACED:,}/s", _request("GET", f"/v1/runs/{run}", stand), _SECONDS, _PACED),
+        _batches(stand),
     ]
+
+
+def _batches(stand: Stand) -> Rate:
+    """Jobs a second, not requests; the latencies are of whole batches."""
+    request = _request("POST", "/v1/jobs/batch", stand, {"jobs": [_JOB] * _BATCH})
+    found = _round(stand, f"submit in batches of {_BATCH:,}, jobs", request, _SECONDS, None, _BATCH_CONNECTIONS)
+    return replace(
+        found,
+        per_second=found.per_second * _BATCH,
+        server_us=found.server_us / _BATCH,
+        postgres_us=found.postgres_us / _BATCH,
+    )
 
 
 def _request(method: str, path: str, stand: Stand, body: object = None) -> bytes:
@@ -57,11 +72,13 @@ def _request(method: str, path: str, stand: Stand, body: object = None) -> bytes
     return head.encode() + content
 
 
-def _round(stand: Stand, what: str, request: bytes, seconds: float, rate: int | None) -> Rate:
+def _round(
+    stand: Stand, what: str, request: bytes, seconds: float, rate: int | None, connections: int = _CONNECTIONS
+) -> Rate:
     stand.await_quiet()
     answers: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
     client = multiprocessing.Process(
-        target=_client, args=(stand.settings.port, request, seconds, rate, answers), daemon=True
+        target=_client, args=(stand.settings.port, request, seconds, rate, connections, answers), daemon=True
     )
     before = stand.cpu()
     client.start()
@@ -79,21 +96,21 @@ def _round(stand: Stand, what: str, request: bytes, seconds: float, rate: int | 
     )
 
 
-def _client(port: int, request: bytes, seconds: float, rate: int | None, answers: Any) -> None:
-    answers.put(uvloop.run(_load(port, request, seconds, rate)))
+def _client(port: int, request: bytes, seconds: float, rate: int | None, connections: int, answers: Any) -> None:
+    answers.put(uvloop.run(_load(port, request, seconds, rate, connections)))
 
 
-async def _load(port: int, request: bytes, seconds: float, rate: int | None) -> list[float]:
+async def _load(port: int, request: bytes, seconds: float, rate: int | None, connections: int) -> list[float]:
     begin = time.perf_counter()
     end = begin + seconds
     took: list[float] = []
 
     async def connection(number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         turn = 0
         while time.perf_counter() < end:
             # Paced: each has its own instants, and lateness counts from the instant, not from the sending.
-            due = begin + (turn * _CONNECTIONS + number) / rate if rate else time.perf_counter()
+            due = begin + (turn * connections + number) / rate if rate else time.perf_counter()
             if due >= end:
                 break
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
@@ -103,7 +120,7 @@ async def _load(port: int, request: bytes, seconds: float, rate: int | None) -> 
             turn += 1
         writer.close()
 
-    await asyncio.gather(*(connection(n) for n in range(_CONNECTIONS)))
+    await asyncio.gather(*(connection(n) for n in range(connections)))
     return took
 
 

@@ -258,3 +258,16 @@ async def test_a_thousand_mixed_ends_in_one_batch(scene: Scene) -> None:
     assert await scene.value("select count(*) from runs where state = 'staged'") == 600
     assert await scene.value("select count(*) from history where final") == 400
     assert len(msgspec.json.encode(await scene.api.get("/v1/runs?limit=500"))) > 100_000
+
+
+async def test_a_job_tells_what_became_of_its_last_runs(scene: Scene) -> None:
+    job = await scene.job(schedule={"manual": True}, retry={"max_attempts": 1})
+    assert job["stats"] == {"ended": 0, "succeeded": 0, "dead": 0, "mean_ms": None, "longest_ms": None}
+    ids = await scene.ask(job, 25)
+    runs = await scene.take(25, W)
+    await scene.end(W, *(end_of(r, "failed" if r["id"] == ids[-1] else "succeeded", ran_ms=5) for r in runs))
+    told = await scene.api.get(f"/v1/jobs/{job['id']}")
+    assert told["last_run"]["id"] == ids[-1] and told["last_run"]["state"] == "dead"
+    stats = told["stats"]
+    assert (stats["ended"], stats["succeeded"], stats["dead"]) == (20, 19, 1), "the last twenty"
+    assert 0 <= stats["mean_ms"] <= stats["longest_ms"]

@@ -18,6 +18,7 @@ from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import encode
 
 SQL = Sql(__file__)
+_NO_STATS = {"ended": 0, "succeeded": 0, "dead": 0, "mean_ms": None, "longest_ms": None}
 
 
 class JobFilter(NamedTuple):
@@ -59,7 +60,7 @@ def new_documents(who: Identity, jobs: Iterable[tuple[str, JobSpec, str]], at: d
     """Jobs of (id, spec, its JSON) as they were when they were stored at `at`, nothing that a read would know better.
     As text: what jobs have in common is written once."""
     same = {"tenant": who.tenant, "version": 1, "state": "active", "created_at": iso(at), "updated_at": iso(at)}
-    tail = encode(same | {"last_run": None}).decode()[1:-1]
+    tail = encode(same | {"last_run": None, "stats": _NO_STATS}).decode()[1:-1]
     known: dict[tuple[Schedule | None, str], tuple[str, str, str]] = {}
     out = []
     for id_, spec, text in jobs:
@@ -117,4 +118,15 @@ def _document(who: Identity, row: Row) -> dict[str, Any]:
         "next_run_at": next_run,
         "estimated_start_at": next_run,
         "last_run": last,
+        "stats": {
+            "ended": row["ended"],
+            "succeeded": row["succeeded"],
+            "dead": row["dead"],
+            "mean_ms": _rounded(row["mean_ms"]),
+            "longest_ms": _rounded(row["longest_ms"]),
+        },
     }
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 3)

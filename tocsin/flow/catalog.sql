@@ -4,13 +4,23 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec::text a
        (select min(r.ready_at) from runs r
          where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
            and r.state in ('staged', 'ready', 'waiting')) as ready_at,
-       l.run_id::text as last_run_id, l.state as last_run_state, l.finished_at as last_run_finished_at
+       l.run_ids[1]::text as last_run_id, l.states[1] as last_run_state, l.ends[1] as last_run_finished_at,
+       l.ended, l.succeeded, l.dead, l.mean_ms, l.longest_ms
   from jobs j
   left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id
   left join lateral (
-        select h.run_id, h.state, h.finished_at from history h
-         where h.job_id = j.id and h.tenant_id = j.tenant_id and h.final
-         order by h.run_id desc limit 1) l on true
+        -- The last runs that ended, the newest first: what a list can afford to look at for each job.
+        select array_agg(h.run_id) as run_ids, array_agg(h.state) as states, array_agg(h.finished_at) as ends,
+               count(*) as ended,
+               count(*) filter (where h.state = 'succeeded') as succeeded,
+               count(*) filter (where h.state = 'dead') as dead,
+               avg(h.took_ms) as mean_ms, max(h.took_ms) as longest_ms
+          from (select h.run_id, h.state, h.finished_at,
+                       (extract(epoch from h.finished_at - h.started_at) * 1000)::float8 as took_ms
+                  from history h
+                 where h.job_id = j.id and h.tenant_id = j.tenant_id and h.final
+                 order by h.run_id desc
+                 limit 20) h) l on true
 
 -- :name get
 -- :include columns

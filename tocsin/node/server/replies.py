@@ -58,6 +58,16 @@ class LastRun(Reply):
     finished_at: Instant
 
 
+class JobStats(Reply):
+    """What became of a job's last runs, 20 at most; durations of those that started."""
+
+    ended: int
+    succeeded: int
+    dead: int
+    mean_ms: float | None
+    longest_ms: float | None
+
+
 class JobSchedule(Schedule, kw_only=True, frozen=True, forbid_unknown_fields=False):
     """A schedule, and what it means in plain words."""
 
@@ -77,6 +87,7 @@ class Job(JobSpec, kw_only=True, frozen=True, forbid_unknown_fields=False):
     next_run_at: Instant | None
     estimated_start_at: Instant | None
     last_run: LastRun | None
+    stats: JobStats
 
 
 class Jobs(Reply):
