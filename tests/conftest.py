@@ -18,7 +18,7 @@ import pytest
 
 from tocsin.node.assemble import Node, bootstrap
 from tocsin.node.server.app import build
-from tocsin.node.server.protocol import Request, Respond
+from tocsin.node.server.protocol import HttpServer, Request, Respond
 from tocsin.settings import Settings
 from tocsin.store.embedded import Embedded
 
@@ -104,6 +104,15 @@ async def still_node(settings: Settings) -> AsyncIterator[Node]:
     await node.start(loops=False)
     yield node
     await node.stop()
+
+
+@pytest.fixture
+async def served(still_node: Node) -> AsyncIterator[str]:
+    """The URL of such a node on a socket, for clients that bring their own transport."""
+    server = HttpServer(build(still_node))
+    port = await server.start("127.0.0.1", 0)
+    yield f"http://127.0.0.1:{port}"
+    await server.stop(grace=1.0)
 
 
 class InProcess(httpx.AsyncBaseTransport):

@@ -50,19 +50,19 @@ def _list(*parts: str, **query: Query) -> Call[Page]:
     return Call("GET", _path(*parts), _read_page, query=_given(**query))
 
 
-def _post(*parts: str, body: Any = None, key: str | None = None) -> Call[Document]:
-    return Call("POST", _path(*parts), _read_anything, body=body, idempotency_key=key)
+def _post(*parts: str, body: Any = None, key: str | None = None, if_match: int | None = None) -> Call[Document]:
+    return Call("POST", _path(*parts), _read_anything, body=body, idempotency_key=key, if_match=if_match)
 
 
-def _write(method: str, *parts: str, body: Any, key: str | None) -> Call[Document]:
-    return Call(method, _path(*parts), _read_document, body=body, idempotency_key=key)
+def _write(method: str, *parts: str, body: Any, key: str | None, if_match: int | None) -> Call[Document]:
+    return Call(method, _path(*parts), _read_document, body=body, idempotency_key=key, if_match=if_match)
 
 
-def _delete(*parts: str) -> Call[Document]:
-    return Call("DELETE", _path(*parts), _read_anything)
+def _delete(*parts: str, if_match: int | None = None) -> Call[Document]:
+    return Call("DELETE", _path(*parts), _read_anything, if_match=if_match)
 
 
-# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── jobs; `if_match`: only if the job is still at this version, else `ApiError` 412 ──────────────────────────────
 
 
 def create_job(spec: Mapping[str, Any] | JobSpec, *, idempotency_key: str | None = None) -> Call[Document]:
@@ -75,14 +75,25 @@ def create_jobs(specs: Iterable[Mapping[str, Any] | JobSpec], *, idempotency_key
     return _post("v1", "jobs", "batch", body={"jobs": list(specs)}, key=idempotency_key)
 
 
-def put_job(name: str, spec: Mapping[str, Any] | JobSpec, *, idempotency_key: str | None = None) -> Call[Document]:
+def put_job(
+    name: str,
+    spec: Mapping[str, Any] | JobSpec,
+    *,
+    if_match: int | None = None,
+    idempotency_key: str | None = None,
+) -> Call[Document]:
     """Make the job of this name what `spec` says, or make it; the same again changes nothing."""
-    return _write("PUT", "v1", "jobs", "by-name", name, body=spec, key=idempotency_key)
+    return _write("PUT", "v1", "jobs", "by-name", name, body=spec, key=idempotency_key, if_match=if_match)
 
 
-def update_job(job_id: str, patch: Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[Document]:
-    """Change what `patch` names (null takes a value away): a new version; running runs keep theirs."""
-    return _write("PATCH", "v1", "jobs", job_id, body=patch, key=idempotency_key)
+def update_job(
+    job_id: str, patch: Mapping[str, Any], *, if_match: int | None = None, idempotency_key: str | None = None
+) -> Call[Document]:
+    """Change what `patch` names (null takes a value away): a new version; running runs keep theirs.
+
+    `if_match`: only if it is at this version; otherwise nothing changes and `ApiError` 412 is raised.
+    """
+    return _write("PATCH", "v1", "jobs", job_id, body=patch, key=idempotency_key, if_match=if_match)
 
 
 def job_versions(job_id: str, *, limit: int | None = None) -> Call[Page]:
@@ -116,24 +127,26 @@ def list_jobs(
     return _list("v1", "jobs", state=state, tag=tag, q=q, pool=pool, limit=limit)
 
 
-def delete_job(job_id: str) -> Call[Document]:
+def delete_job(job_id: str, *, if_match: int | None = None) -> Call[Document]:
     """Cancel a job and free its name; its history stays."""
-    return _delete("v1", "jobs", job_id)
+    return _delete("v1", "jobs", job_id, if_match=if_match)
 
 
-def pause_job(job_id: str, reason: str = "") -> Call[Document]:
+def pause_job(job_id: str, reason: str = "", *, if_match: int | None = None) -> Call[Document]:
     """Start no more runs of it until it is resumed."""
-    return _post("v1", "jobs", job_id, "pause", body={"reason": reason})
+    return _post("v1", "jobs", job_id, "pause", body={"reason": reason}, if_match=if_match)
 
 
-def resume_job(job_id: str, reason: str = "") -> Call[Document]:
+def resume_job(job_id: str, reason: str = "", *, if_match: int | None = None) -> Call[Document]:
     """End a pause."""
-    return _post("v1", "jobs", job_id, "resume", body={"reason": reason})
+    return _post("v1", "jobs", job_id, "resume", body={"reason": reason}, if_match=if_match)
 
 
-def cancel_job(job_id: str, reason: str = "", *, running: Literal["stop", "leave"] = "stop") -> Call[Document]:
+def cancel_job(
+    job_id: str, reason: str = "", *, running: Literal["stop", "leave"] = "stop", if_match: int | None = None
+) -> Call[Document]:
     """End a job for good, and stop its running runs unless they are to be left."""
-    return _post("v1", "jobs", job_id, "cancel", body={"reason": reason, "running": running})
+    return _post("v1", "jobs", job_id, "cancel", body={"reason": reason, "running": running}, if_match=if_match)
 
 
 def run_job(

@@ -100,6 +100,7 @@ class Call(Generic[T]):
     query: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
     idempotency_key: str | None = None
+    if_match: int | None = None
     repeat: bool = True
 
     def request(self) -> Request:
@@ -107,6 +108,8 @@ class Call(Generic[T]):
         headers = {"Accept": "application/json"}
         if self.method != "GET":
             headers["Idempotency-Key"] = self.idempotency_key or str(uuid.uuid4())
+        if self.if_match is not None:
+            headers["If-Match"] = f'"{self.if_match}"'
         if self.body is None:
             return Request(self.method, self.path, self.query, headers, None)
         headers["Content-Type"] = "application/json"
