@@ -80,8 +80,10 @@ async def test_ten_thousand_occurrences_run_exactly_once(site: Site, capsys: pyt
 
     by_job, by_worker = defaultdict(list), Counter[str]()
     for run in evidence.runs:
+        # The cancel at the end meets the last ones, of which one worker may have begun a later one than the other.
+        assert run["state"] in ("succeeded", "cancelled")
+        by_job[run["job_id"]].append(instant(run["scheduled_for"]))
         if run["state"] == "succeeded":
-            by_job[run["job_id"]].append(instant(run["scheduled_for"]))
             by_worker[run["worker"]] += 1
     done = by_worker.total()
     with capsys.disabled():
