@@ -276,3 +276,11 @@ async def test_the_same_name_twice_is_a_conflict(scene: Scene) -> None:
         "name_taken",
     )
     assert await stored(scene) == before
+
+
+async def test_a_batch_of_costly_schedules_is_cut_short(still_api: Api) -> None:
+    """Each of them is checked in bounded time; a thousand of them would still keep everybody else waiting."""
+    rules = [f"FREQ=DAILY;COUNT=10000;BYMINUTE={i % 60};BYHOUR={i // 60}" for i in range(1000)]
+    jobs = [{"target": {"kind": "process", "command": ["true"]}, "schedule": {"rrule": rule}} for rule in rules]
+    check(await still_api.http.post("/v1/jobs/batch", json={"jobs": jobs}), 413, "too_large")
+    assert (await still_api.get("/v1/jobs"))["items"] == []
