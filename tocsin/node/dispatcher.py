@@ -211,6 +211,8 @@ class Dispatcher(Loop):
         shares = self._shares(places, len(slots), polls[0].worker.pool) if slots else []
         if not shares:
             return False
+        look_back = self._look_back()
+        shares = [s._replace(floor=min(places[s.lane_id, s.tenant_id], look_back)) for s in shares]
         hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
         taken = await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
         self._learn(shares, hints, taken)
@@ -267,12 +269,7 @@ class Dispatcher(Loop):
         if not first:
             return []
         shares = allot(slots, self._times[pool].of(first), self._weights)
-        look_back = self._look_back()
-        return [
-            Share(lane, tenant, shares[tenant], min(self._places[lane, tenant].floor, look_back))
-            for tenant, (_, lane) in first.items()
-            if tenant in shares
-        ]
+        return [Share(first[tenant][1], tenant, most, THE_BEGINNING) for tenant, most in shares.items()]
 
     def _look_back(self) -> datetime:
         """Every quarter second one claim starts a little earlier than the floors say."""
@@ -296,6 +293,7 @@ class Dispatcher(Loop):
                 place.floor = last.get(key, place.floor)
 
     def _learn_ahead(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Ahead) -> None:
+        """The same of a claim ahead: what comes next, and up to when all that could go has gone."""
         got = Counter((row["lane_id"], row["tenant_id"]) for row in taken.rows)
         for share, before in zip(shares, hints, strict=True):
             key = share.lane_id, share.tenant_id
