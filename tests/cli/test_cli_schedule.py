@@ -33,10 +33,10 @@ def test_what_is_asked(script: Script, tocsin: Tocsin, words: list[str], sent: d
 
 def test_people_read_words_instants_and_warnings(script: Script, tocsin: Tocsin) -> None:
     script.on("POST", "/v1/schedules/preview", Reply(200, ANSWER))
-    result = tocsin("schedule", "preview", "0 9 * * 1-5")
+    result = tocsin("schedule", "preview", "0 9 * * 1-5", "--tz", "America/New_York")
     first, second, third = result.stdout.splitlines()
     assert first == ANSWER["description"]
-    assert second.strip().startswith("2036-12-01T14:00:00.000000Z") and "2036-12-02" in third
+    assert second.startswith("  Mon 2036-12-01 09:00:00 EST  2036-12-01T14:00:00.000000Z  in ") and "12-02" in third
     assert "warning: 1,412 of your jobs share this minute" in result.stderr
 
 

@@ -7,8 +7,9 @@ import typer
 from tocsin.cli import jobspec
 from tocsin.cli.output import now, print_json
 from tocsin.cli.shared import Json, connect, noun
-from tocsin.cli.text import plain, when
+from tocsin.cli.text import instant, plain, relative
 
+_LOCAL = "%a %Y-%m-%d %H:%M:%S %Z"
 app = noun("Look at schedules before jobs have them.")
 
 
@@ -42,6 +43,14 @@ def preview(
         return
     typer.echo(plain(answer["description"]))
     for run in answer["runs"]:
-        typer.echo(f"  {plain(run)}  {plain(when(run, now()))}")
+        typer.echo(f"  {plain(_in_zone(run, tz or 'UTC'))}  {plain(run)}  {plain(relative(run, now()))}")
     for warning in answer["warnings"]:
         typer.echo(f"warning: {plain(warning)}", err=True)
+
+
+def _in_zone(text: str, tz: str) -> str:
+    """An instant as the clocks of the schedule's zone show it."""
+    from tocsin.model.zones import zone
+
+    at = instant(text)
+    return text if at is None else at.astimezone(zone(tz)).strftime(_LOCAL)
