@@ -10,7 +10,10 @@ from typer.testing import CliRunner, Result
 sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
 from scripted import Script, Stage, Tocsin
 
+from tests.flow.conftest import database_url, washed_database
 from tocsin.cli.main import app
+
+__all__ = ["database_url", "washed_database"]
 
 
 @pytest.fixture(scope="session")

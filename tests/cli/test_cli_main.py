@@ -30,7 +30,10 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
 def test_every_command_has_help(tocsin: Tocsin) -> None:
     rooms = {
         "": ["up", "server", "worker", "migrate", "job", "run", "dead", "fleet", "tenant", "key"],
-        "job": ["create", "list", "show", "pause", "resume", "cancel", "delete", "run"],
+        "job": [
+            *("create", "put", "update", "list", "show", "versions"),
+            *("pause", "resume", "cancel", "delete", "run"),
+        ],
         "run": ["list", "show", "logs", "cancel", "retry"],
         "dead": ["list", "redrive", "discard"],
         "fleet": ["list", "show", "drain"],

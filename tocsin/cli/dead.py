@@ -1,13 +1,12 @@
 """`tocsin dead`: the dead letters, runs that used up their attempts."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tocsin.cli.output import Column, Document, now, print_done, print_json, print_list
+from tocsin.cli.output import Column, Document, now, print_done, print_json, print_list, progress
 from tocsin.cli.run import why
 from tocsin.cli.shared import DEFAULT_LIMIT, REFUSED, Ids, Json, Limit, connect, find_job_id, noun, page_size
 from tocsin.cli.text import pairs, plain, relative
@@ -121,7 +120,7 @@ def _find(client: "Client", job: str | None, error_class: str | None) -> list[st
 
 def _in_bulk(ids: list[str], decide: Decide, done: str, as_json: bool) -> None:
     refused: list[tuple[str, str]] = []
-    with _progress(len(ids), done) as advance:
+    with progress(len(ids), done, CHUNK) as advance:
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             refused += _decide(chunk, decide)
@@ -157,18 +156,3 @@ def _decide(ids: Sequence[str], decide: Decide) -> list[tuple[str, str]]:
         half = len(ids) // 2
         return _decide(ids[:half], decide) + _decide(ids[half:], decide)
     return []
-
-
-@contextmanager
-def _progress(total: int, verb: str) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's standard error; nothing elsewhere."""
-    if not sys.stderr.isatty() or total <= CHUNK:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(verb, total=total)
-        yield lambda done: bar.advance(task, done)

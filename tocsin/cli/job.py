@@ -1,30 +1,52 @@
-"""`tocsin job`: create, list, show, pause, resume, cancel, delete, run."""
+"""`tocsin job`: create, put, update, list, show, versions, pause, resume, cancel, delete, run."""
 
-from typing import Annotated
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tocsin.cli import jobspec
-from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_ids, print_list
+from tocsin.cli.output import (
+    Column,
+    Document,
+    Fields,
+    now,
+    print_coloured,
+    print_document,
+    print_done,
+    print_ids,
+    print_json,
+    print_list,
+    print_table,
+    progress,
+)
 from tocsin.cli.shared import (
     DEFAULT_LIMIT,
     Ids,
+    IfMatch,
     JobRef,
     Json,
     Limit,
     Reason,
-    assignments,
     connect,
     find_job,
     find_job_id,
+    find_named,
     json_object,
     noun,
     page_size,
     tag_filter,
 )
-from tocsin.cli.text import local, pairs, relative, when
+from tocsin.cli.text import local, pairs, plain, relative, when
 
-app = noun("Create jobs and look after them.")
+if TYPE_CHECKING:
+    from tocsin.client.sync import Client
+
+app = noun("Create jobs, change them and look after them.")
+
+BATCH = 1000  # what the server takes at once
 
 _KINDS = ("text", "cron", "every", "interval", "rrule", "at", "delay", "manual")
 
@@ -60,6 +82,12 @@ COLUMNS = [
     Column("LAST RUN", _last_run, state=True),
 ]
 
+VERSIONS = [
+    Column("VERSION", lambda version: version["version"]),
+    Column("SINCE", lambda version: when(version["since"], now())),
+    Column("CHANGED", lambda version: "created" if version["changed"] is None else ", ".join(version["changed"])),
+]
+
 
 def _fields(job: Document) -> Fields:
     yield "id", job["id"]
@@ -91,63 +119,74 @@ def title(job: Document) -> str:
 
 
 @app.command()
+@jobspec.takes_flags
 def create(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="What to run: -- program arguments…", show_default=False)
+    flags: jobspec.Flags,
+    file: Annotated[
+        str | None, typer.Option(help="JSON: a job, or a list of jobs to store together; - reads standard input.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Unique among your live jobs.")] = None,
-    cron: Annotated[str | None, typer.Option(help='Such as "0 9 * * MON-FRI".')] = None,
-    every: Annotated[str | None, typer.Option(help="An interval such as 5m or PT5M.")] = None,
-    text: Annotated[str | None, typer.Option(help='Such as "every weekday at 9am" or "tomorrow at noon".')] = None,
-    rrule: Annotated[str | None, typer.Option(help='Such as "FREQ=MONTHLY;BYDAY=-1FR" (RFC 5545).')] = None,
-    interval: Annotated[str | None, typer.Option(help="Such as R5/2026-01-01T00:00:00Z/P1D (ISO-8601).")] = None,
-    at: Annotated[str | None, typer.Option(help="Once, at 2026-12-01T09:00:00+01:00.")] = None,
-    delay: Annotated[str | None, typer.Option(help="Once, so long from now.")] = None,
-    manual: Annotated[bool, typer.Option("--manual", help="Only when asked for.")] = False,
-    tz: Annotated[str | None, typer.Option(help="Time zone of the schedule; UTC if not given.")] = None,
-    starting_at: Annotated[str | None, typer.Option(help="No occurrence before this instant.")] = None,
-    until: Annotated[str | None, typer.Option(help="No occurrence after this instant.")] = None,
-    jitter: Annotated[str | None, typer.Option(help="Begin each run up to so long later, always the same.")] = None,
-    python: Annotated[str | None, typer.Option(help="A function of the workers instead of a command.")] = None,
-    kwargs: Annotated[str | None, typer.Option(help="Its arguments, a JSON object.")] = None,
-    env: Annotated[list[str] | None, typer.Option(help="A variable of the command.", metavar="NAME=VALUE")] = None,
-    cwd: Annotated[str | None, typer.Option(help="The command's folder on the worker.")] = None,
-    pool: Annotated[str | None, typer.Option(help="Which workers.")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 to 1000, 1000 first.")] = None,
-    timeout: Annotated[str | None, typer.Option(help="Longest time of one attempt.")] = None,
-    max_attempts: Annotated[int | None, typer.Option(help="How often it may fail before it is dead.")] = None,
-    overlap: Annotated[str | None, typer.Option(help="skip, queue, queue_all or allow.")] = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="How many of its runs at once.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A tag.", metavar="NAME=VALUE")] = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
-    file: Annotated[str | None, typer.Option(help="A job document in JSON; - reads standard input.")] = None,
     ids: Ids = False,
     as_json: Json = False,
 ) -> None:
-    """Create a job. Without a schedule it runs now, once."""
-    flags = jobspec.compact(
-        name=name,
-        schedule=jobspec.schedule(
-            manual=manual,
-            **{"cron": cron, "every": every, "text": text, "rrule": rrule, "interval": interval, "at": at},
-            **{"delay": delay, "timezone": tz, "starting_at": starting_at, "until": until, "jitter": jitter},
-        ),
-        target=jobspec.target(command=command, python=python, kwargs=kwargs, env=assignments(env, "--env"), cwd=cwd),
-        pool=pool,
-        priority=priority,
-        timeout=timeout,
-        retry=jobspec.compact(max_attempts=max_attempts),
-        overlap=overlap,
-        max_concurrency=max_concurrency,
-        tags=assignments(tag, "--tag"),
-        description=description,
-    )
+    """Create a job. Without a schedule it runs now, once. A list is stored a thousand at a time, each all or none."""
+    given = jobspec.choose(file, flags.document())
     with connect() as client:
-        job = client.create_job(jobspec.choose(file, flags))
+        if isinstance(given, list):
+            _create_many(client, given, ids, as_json)
+            return
+        job = client.create_job(given)
     if ids and not as_json:
         print_ids([job])
     else:
         print_document(job, _fields, as_json)
+
+
+@app.command()
+def put(
+    name: Annotated[str, typer.Argument(help="The job's name.", metavar="NAME", show_default=False)],
+    file: Annotated[str, typer.Option(help="The whole job in JSON; - reads standard input.")],
+    if_match: IfMatch = None,
+    ids: Ids = False,
+    as_json: Json = False,
+) -> None:
+    """Make the job of this name what a file says: create it, replace it, or leave it if it is that already."""
+    spec = jobspec.read(file)
+    with connect() as client:
+        before = find_named(client, name, "active", "paused")
+        after = client.put_job(name, spec, if_match=if_match)
+    print_done(after, _became(before, after), as_json, ids)
+
+
+@app.command()
+@jobspec.takes_flags
+def update(
+    job: JobRef,
+    flags: jobspec.Flags,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any field, such as retry.delay='\"5s\"'; null takes away.", metavar="PATH=JSON"),
+    ] = None,
+    file: Annotated[str | None, typer.Option(help="A JSON merge patch; - reads standard input.")] = None,
+    if_match: IfMatch = None,
+    ids: Ids = False,
+    as_json: Json = False,
+) -> None:
+    """Change what is named of a job, as a new version; what runs keeps its own. Tags and variables are added."""
+    patch = jobspec.patch(file, flags.patch(), set_)
+    with connect() as client:
+        before = find_job(client, job)
+        after = client.update_job(before["id"], patch, if_match=if_match)
+    print_done(after, _became(before, after), as_json, ids)
+
+
+def _became(before: Document | None, after: Document) -> str:
+    following = when(after.get("next_run_at"), now())
+    told = f", next run {following}" if following else ""
+    if before is None or before["id"] != after["id"]:
+        return f"created {title(after)}{told}"
+    if before["version"] == after["version"]:
+        return f"unchanged {title(after)}, version {after['version']}{told}"
+    return f"changed {title(after)} to version {after['version']}{told}"
 
 
 @app.command("list")
@@ -174,18 +213,38 @@ def show(job: JobRef, as_json: Json = False) -> None:
 
 
 @app.command()
-def pause(job: JobRef, reason: Reason = "", as_json: Json = False) -> None:
+def versions(
+    job: JobRef,
+    diff: Annotated[
+        tuple[int, int] | None, typer.Option("--diff", help="What differs between two versions.", metavar="A B")
+    ] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    as_json: Json = False,
+) -> None:
+    """List what a job was and is, newest first, and what each version changed; or compare two of them."""
+    with connect() as client:
+        document = find_job(client, job)
+        if diff is not None:
+            _print_difference(client, document, *diff, as_json)
+            return
+        # One more than shown, for what the oldest that is shown changed.
+        found = client.job_versions(document["id"], limit=page_size(limit and limit + 1))
+        print_list(_with_origin(found, document), VERSIONS, limit=limit, as_json=as_json)
+
+
+@app.command()
+def pause(job: JobRef, reason: Reason = "", if_match: IfMatch = None, as_json: Json = False) -> None:
     """Start no more runs of a job until it is resumed."""
     with connect() as client:
-        answer = client.pause_job(find_job_id(client, job), reason)
+        answer = client.pause_job(find_job_id(client, job), reason, if_match=if_match)
     print_done(answer, f"paused {title(answer)}", as_json)
 
 
 @app.command()
-def resume(job: JobRef, reason: Reason = "", as_json: Json = False) -> None:
+def resume(job: JobRef, reason: Reason = "", if_match: IfMatch = None, as_json: Json = False) -> None:
     """End a pause."""
     with connect() as client:
-        answer = client.resume_job(find_job_id(client, job), reason)
+        answer = client.resume_job(find_job_id(client, job), reason, if_match=if_match)
     following = when(answer.get("next_run_at"), now())
     print_done(answer, f"resumed {title(answer)}" + (f", next run {following}" if following else ""), as_json)
 
@@ -195,21 +254,23 @@ def cancel(
     job: JobRef,
     reason: Reason = "",
     leave_running: Annotated[bool, typer.Option("--leave-running", help="Let its running runs finish.")] = False,
+    if_match: IfMatch = None,
     as_json: Json = False,
 ) -> None:
     """End a job for good and stop its runs."""
     with connect() as client:
         job_id = find_job_id(client, job)
-        answer = client.cancel_job(job_id, reason, running="leave" if leave_running else "stop")
+        running: Literal["leave", "stop"] = "leave" if leave_running else "stop"
+        answer = client.cancel_job(job_id, reason, running=running, if_match=if_match)
     print_done(answer, f"cancelled {title(answer)}", as_json)
 
 
 @app.command()
-def delete(job: JobRef, as_json: Json = False) -> None:
+def delete(job: JobRef, if_match: IfMatch = None, as_json: Json = False) -> None:
     """Cancel a job and free its name; its history stays."""
     with connect() as client:
-        job_id = find_job_id(client, job)
-        print_done(client.delete_job(job_id), f"deleted {job_id}", as_json)
+        answer = client.delete_job(find_job_id(client, job), if_match=if_match)
+    print_done(answer, f"deleted {title(answer)}", as_json)
 
 
 @app.command()
@@ -227,3 +288,105 @@ def run(
         answer = client.run_job(find_job_id(client, job), given, at=at, priority=priority)
     told = f"run {answer['id']} {answer.get('state', '')}; tocsin run logs -f {answer['id']}"
     print_done(answer, told, as_json, ids)
+
+
+# ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _create_many(client: "Client", specs: list[Document], ids: bool, as_json: bool) -> None:
+    made: list[Document] = []
+    if len(specs) > BATCH:
+        typer.echo(f"{len(specs)} jobs go {BATCH} at a time; each batch is stored whole or not at all", err=True)
+    try:
+        with progress(len(specs), "created", BATCH) as advance:
+            for start in range(0, len(specs), BATCH):
+                batch = _create_batch(client, specs, start)
+                made += batch
+                advance(len(batch))
+    finally:
+        if made:  # also if a later batch failed
+            _print_made(made, ids, as_json)
+
+
+def _print_made(made: list[Document], ids: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"items": made})
+    elif ids:
+        print_ids(made)
+    elif len(made) <= DEFAULT_LIMIT:
+        print_table(made, COLUMNS)
+    else:
+        typer.echo(f"created: {len(made)}")
+
+
+def _create_batch(client: "Client", specs: list[Document], start: int) -> list[Document]:
+    """Store the batch that begins there. What goes wrong names jobs by their place in the whole list, and says what
+    is stored: of a batch that was refused nothing, of one without a clear answer nobody knows."""
+    from tocsin.client.core import ApiError, Unreachable
+
+    batch = specs[start : start + BATCH]
+    before = f"the first {start} of {len(specs)} jobs are stored, " if start else ""
+    nothing = f"{before}none after them" if start else "nothing is stored"
+    unclear = f"{before}whether {len(batch)} {'more' if start else 'jobs'} are stored is not known"
+
+    def placed(text: object) -> str:
+        return re.sub(r"^jobs\[(\d+)\]", lambda found: f"jobs[{int(found[1]) + start}]", str(text))
+
+    try:
+        return list(client.create_jobs(batch)["items"])
+    except ApiError as error:
+        told = "; ".join(placed(f"{one.get('path')}: {one.get('message')}") for one in error.errors) or error.detail
+        detail = f"{told}; {nothing if error.status < 500 else unclear}"
+        raise ApiError(error.status, error.code, detail, retry_after=error.retry_after) from None
+    except Unreachable as error:
+        raise Unreachable(f"{error}; {unclear}") from None
+
+
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _with_origin(found: Iterator[Document], job: Document) -> Iterator[Document]:
+    """Each version with when it came (`since`) and what it changed (`changed`), as its predecessor tells."""
+    newer = next(found, None)
+    while newer is not None:
+        older = next(found, None)
+        changed = None if older is None else [change["path"] for change in _changes(older, newer)]
+        yield newer | {"since": older["replaced_at"] if older else job["created_at"], "changed": changed}
+        newer = older
+
+
+def _changes(older: Document, newer: Document) -> list[Document]:
+    # The server's words for the schedule only follow what was changed.
+    found = jobspec.changes(older["spec"], newer["spec"])
+    return [change for change in found if change["path"] != "schedule.description"]
+
+
+def _print_difference(client: "Client", job: Document, one: int, other: int, as_json: bool) -> None:
+    found = _find_versions(client, job, {one, other})
+    differences = _changes(found[one], found[other])
+    if as_json:
+        print_json({"from": one, "to": other, "changes": differences})
+        return
+    if not differences:
+        typer.echo(f"versions {one} and {other} of {plain(title(job))} are the same")
+    for change in differences:
+        sides = (("from", "-", "red"), ("to", "+", "green"))
+        told = [
+            (f"  {sign} {_value(change[side])}", colour) for side, sign, colour in sides if change[side] is not None
+        ]
+        print_coloured([(change["path"], "bold"), *told])
+
+
+def _find_versions(client: "Client", job: Document, wanted: set[int]) -> dict[int, Document]:
+    found: dict[int, Document] = {}
+    for version in client.job_versions(job["id"], limit=500):
+        if version["version"] in wanted:
+            found[version["version"]] = version
+        if len(found) == len(wanted):
+            return found
+    missing = min(wanted - found.keys())
+    raise typer.BadParameter(f"there is no version {missing}; the job is at {job['version']}", param_hint="--diff")
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,16 +1,24 @@
-"""From the flags of `job create` to a job document. Only what is given is sent: the server knows the defaults."""
+"""Job documents on the command line: made from flags, read from files, put together as patches, compared.
 
-from __future__ import annotations
+Only what is given is sent: the server knows the defaults.
+"""
 
+# No `from __future__ import annotations`: typer would evaluate each of the flags at every start.
+import functools
+import inspect
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from tocsin.cli.shared import json_object
+from tocsin.cli.shared import assignments, json_object, json_value
 
 Document = dict[str, Any]
+
+_BOUNDS = ("timezone", "starting_at", "until", "jitter")
 
 
 def compact(**values: Any) -> Document:
@@ -18,55 +26,236 @@ def compact(**values: Any) -> Document:
     return {name: value for name, value in values.items() if value is not None and value != {} and value != []}
 
 
-_BOUNDS = ("timezone", "starting_at", "until", "jitter")
+# ── flags ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def schedule(*, manual: bool, **given: str | None) -> Document | None:
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What a job is, as options of a command."""
+
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What to run: -- program arguments…", show_default=False)
+    ] = None
+    name: Annotated[str | None, typer.Option(help="Unique among your live jobs.")] = None
+    cron: Annotated[str | None, typer.Option(help='Such as "0 9 * * MON-FRI".')] = None
+    every: Annotated[str | None, typer.Option(help="An interval such as 5m or PT5M.")] = None
+    text: Annotated[str | None, typer.Option(help='Such as "every weekday at 9am" or "tomorrow at noon".')] = None
+    rrule: Annotated[str | None, typer.Option(help='Such as "FREQ=MONTHLY;BYDAY=-1FR" (RFC 5545).')] = None
+    interval: Annotated[str | None, typer.Option(help="Such as R5/2026-01-01T00:00:00Z/P1D (ISO-8601).")] = None
+    at: Annotated[str | None, typer.Option(help="Once, at 2026-12-01T09:00:00+01:00.")] = None
+    delay: Annotated[str | None, typer.Option(help="Once, so long from now.")] = None
+    manual: Annotated[bool, typer.Option("--manual", help="Only when asked for.")] = False
+    tz: Annotated[str | None, typer.Option(help="Time zone of the schedule, if not UTC.")] = None
+    starting_at: Annotated[str | None, typer.Option(help="No occurrence before this instant.")] = None
+    until: Annotated[str | None, typer.Option(help="No occurrence after this instant.")] = None
+    jitter: Annotated[str | None, typer.Option(help="Begin each run up to so long later, always the same.")] = None
+    python: Annotated[str | None, typer.Option(help="A function of the workers instead of a command.")] = None
+    kwargs: Annotated[str | None, typer.Option(help="Its arguments, a JSON object.")] = None
+    env: Annotated[list[str] | None, typer.Option(help="A variable of the command.", metavar="NAME=VALUE")] = None
+    cwd: Annotated[str | None, typer.Option(help="The command's folder on the worker.")] = None
+    pool: Annotated[str | None, typer.Option(help="Which workers.")] = None
+    priority: Annotated[int | None, typer.Option(help="0 to 1000, 1000 first.")] = None
+    timeout: Annotated[str | None, typer.Option(help="Longest time of one attempt.")] = None
+    max_attempts: Annotated[int | None, typer.Option(help="How often it may fail before it is dead.")] = None
+    overlap: Annotated[str | None, typer.Option(help="skip, queue, queue_all or allow.")] = None
+    max_concurrency: Annotated[int | None, typer.Option(help="How many of its runs at once.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="A tag.", metavar="NAME=VALUE")] = None
+    description: Annotated[str | None, typer.Option(help="For people.")] = None
+
+    def document(self) -> Document:
+        """A new job."""
+        return self._plain() | compact(schedule=schedule(**self._when()), target=self._target())
+
+    def patch(self) -> Document:
+        """What to change of a job: a kind of schedule or target takes the place of the one it has."""
+        return self._plain() | compact(schedule=self._schedule_patch(), target=self._target_patch())
+
+    def _plain(self) -> Document:
+        return compact(
+            name=self.name,
+            pool=self.pool,
+            priority=self.priority,
+            timeout=self.timeout,
+            retry=compact(max_attempts=self.max_attempts),
+            overlap=self.overlap,
+            max_concurrency=self.max_concurrency,
+            tags=assignments(self.tag, "--tag"),
+            description=self.description,
+        )
+
+    def _when(self) -> Document:
+        kinds = (
+            "cron",
+            "every",
+            "text",
+            "rrule",
+            "interval",
+            "at",
+            "delay",
+            "manual",
+            "starting_at",
+            "until",
+            "jitter",
+        )
+        return {kind: getattr(self, kind) for kind in kinds} | {"timezone": self.tz}
+
+    def _schedule_patch(self) -> Document:
+        from tocsin.model.job import SCHEDULE_KINDS
+
+        chosen, bounds = _split(self._when())
+        return (dict.fromkeys(SCHEDULE_KINDS) if chosen else {}) | chosen | bounds
+
+    def _target(self) -> Document | None:
+        """A program with its arguments, or a function of the workers."""
+        env = assignments(self.env, "--env")
+        if self.command and self.python:
+            raise typer.BadParameter("give either --python or a command, not both")
+        if self.python:
+            if env or self.cwd:
+                raise typer.BadParameter("--env and --cwd belong to a command, not to --python")
+            return compact(kind="python", function=self.python, kwargs=json_object(self.kwargs, "--kwargs"))
+        if self.kwargs is not None:
+            raise typer.BadParameter("--kwargs belongs to --python")
+        if self.command:
+            return compact(kind="process", command=self.command, env=env, cwd=self.cwd)
+        if env or self.cwd:
+            raise typer.BadParameter("--env and --cwd need a command: -- program arguments…")
+        return None
+
+    def _target_patch(self) -> Document:
+        if not self.command and not self.python:  # they are for the target it has
+            env, kwargs = assignments(self.env, "--env"), json_object(self.kwargs, "--kwargs")
+            return compact(env=env, cwd=self.cwd, kwargs=kwargs)
+        chosen = self._target() or {}
+        return dict.fromkeys(_fields_of_others(chosen["kind"])) | chosen
+
+
+def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in place of its parameter `flags`, every option of `Flags`: typer reads them off a signature."""
+    options = inspect.signature(Flags).parameters
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        command(flags=Flags(**{field.name: given.pop(field.name) for field in fields(Flags)}), **given)
+
+    own = inspect.signature(command)
+    taken = [p for o in own.parameters.values() for p in (options.values() if o.name == "flags" else [o])]
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in taken]
+    call.__signature__ = own.replace(parameters=keywords)  # type: ignore[attr-defined]
+    return call
+
+
+def schedule(**given: Any) -> Document | None:
     """When: at most one of the kinds, and what bounds it; none means now, once."""
-    chosen = compact(manual=manual or None, **{name: value for name, value in given.items() if name not in _BOUNDS})
-    if len(chosen) > 1:
-        raise typer.BadParameter(f"give only one of {', '.join('--' + kind for kind in chosen)}")
-    extra = compact(**{name: given.get(name) for name in _BOUNDS})
-    if extra and not chosen:
-        options = ", ".join("--tz" if name == "timezone" else f"--{name.replace('_', '-')}" for name in extra)
+    chosen, bounds = _split(given)
+    if bounds and not chosen:
+        options = ", ".join("--tz" if name == "timezone" else f"--{name.replace('_', '-')}" for name in bounds)
         raise typer.BadParameter(f"{options} need a schedule, such as --cron, --every or --text")
-    return chosen | extra or None
+    return chosen | bounds or None
 
 
-def target(
-    *, command: list[str] | None, python: str | None, kwargs: str | None, env: dict[str, str], cwd: str | None
-) -> Document | None:
-    """What: a program with its arguments, or a function of the workers."""
-    if command and python:
-        raise typer.BadParameter("give either --python or a command, not both")
-    if python:
-        if env or cwd:
-            raise typer.BadParameter("--env and --cwd belong to a command, not to --python")
-        return compact(kind="python", function=python, kwargs=json_object(kwargs, "--kwargs"))
-    if kwargs is not None:
-        raise typer.BadParameter("--kwargs belongs to --python")
-    if command:
-        return compact(kind="process", command=command, env=env, cwd=cwd)
-    if env or cwd:
-        raise typer.BadParameter("--env and --cwd need a command: -- program arguments…")
-    return None
+def _split(given: Document) -> tuple[Document, Document]:
+    """The kind of a schedule, one at most, and its bounds."""
+    told = compact(**given | {"manual": given.get("manual") or None})
+    bounds = {name: told.pop(name) for name in _BOUNDS if name in told}
+    if len(told) > 1:
+        raise typer.BadParameter(f"give only one of {', '.join('--' + kind for kind in told)}")
+    return told, bounds
 
 
-def choose(file: str | None, flags: Document) -> Document:
-    """The document of the file, or that of the flags."""
+def _fields_of_others(kind: str) -> set[str]:
+    """What only targets of other kinds have: left behind, it would make no sense."""
+    from tocsin.model.job import Target
+
+    names = {each.__struct_config__.tag: set(each.__struct_fields__) for each in get_args(Target)}
+    return set().union(*names.values()) - names[kind]
+
+
+# ── files and patches ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def choose(file: str | None, flags: Document) -> Document | list[Document]:
+    """What the file holds, one job or many, or the job of the flags."""
     if file is not None:
         if flags:
             raise typer.BadParameter(f"--file says it all; it cannot be mixed with {', '.join(sorted(flags))}")
-        return read(file)
+        found = _read(file)
+        return _list_of_jobs(found) if isinstance(found, list) else _object(found)
     if "target" not in flags:
         raise typer.BadParameter("say what to run: -- program arguments…, --python function, or --file job.json")
     return flags
 
 
 def read(file: str) -> Document:
-    """A job document from a file, or from standard input for `-`."""
+    """One document from a file, or from standard input for `-`."""
+    return _object(_read(file))
+
+
+def _read(file: str) -> Any:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="--file") from None
-    return json_object(text, "--file") or {}
+    return json_value(text, "--file")
+
+
+def _object(found: Any) -> Document:
+    if not isinstance(found, dict):
+        raise typer.BadParameter('must hold a JSON object such as {"target": …}', param_hint="--file")
+    return found
+
+
+def _list_of_jobs(found: list[Any]) -> list[Document]:
+    wrong = next((i for i, job in enumerate(found) if not isinstance(job, dict)), None)
+    if wrong is not None or not found:
+        what = "holds an empty list" if wrong is None else f"holds something that is no JSON object at [{wrong}]"
+        raise typer.BadParameter(f"{what}; it must hold a job, or a list of jobs", param_hint="--file")
+    return found
+
+
+def patch(file: str | None, flags: Document, sets: Iterable[str] | None) -> Document:
+    """What to change, from all three sources; each may name what the others do not."""
+    whole = together(read(file) if file is not None else {}, flags)
+    for text in sets or ():
+        whole = together(whole, _assigned(text))
+    if not whole:
+        raise typer.BadParameter("say what to change: flags such as --priority 900, --set path=json, or --file")
+    return whole
+
+
+def _assigned(text: str) -> Document:
+    path, equals, value = text.partition("=")
+    names = path.split(".")
+    if not equals or not all(names):
+        raise typer.BadParameter(f"{text!r} is not path=json, such as retry.max_attempts=5", param_hint="--set")
+    try:
+        found = json_value(value, "--set")
+    except typer.BadParameter as error:
+        quoted = f"a text needs its quotes: --set '{path}=\"{value}\"'"
+        raise typer.BadParameter(f"{value!r} {error.message}; {quoted}", param_hint="--set") from None
+    for name in reversed(names):
+        found = {name: found}
+    return found  # type: ignore[no-any-return]
+
+
+def together(one: Document, other: Document, path: str = "") -> Document:
+    """Two patches as one. What both name must be objects: of two values nobody could say which is meant."""
+    both = one | other
+    for name in one.keys() & other.keys():
+        if not isinstance(one[name], dict) or not isinstance(other[name], dict):
+            raise typer.BadParameter(f"{path}{name} is given twice")
+        both[name] = together(one[name], other[name], f"{path}{name}.")
+    return both
+
+
+# ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def changes(old: Document, new: Document, path: str = "") -> Iterator[Document]:
+    """Where two documents differ: `{path, from, to}`; null is nothing, as in a merge patch."""
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict) and before.get("kind") == after.get("kind"):
+            yield from changes(before, after, f"{path}{name}.")
+        elif before != after:
+            yield {"path": f"{path}{name}", "from": before, "to": after}

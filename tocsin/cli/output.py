@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -90,6 +91,20 @@ def print_done(document: Document, sentence: str, as_json: bool, ids: bool = Fal
         typer.echo(plain(sentence))
 
 
+def print_coloured(lines: Iterable[tuple[str, str]]) -> None:
+    """Lines, each with the colour it has at a terminal."""
+    if not sys.stdout.isatty():
+        for text, _ in lines:
+            typer.echo(plain(text))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for text, style in lines:
+        console.print(Text(plain(text), style=style), soft_wrap=True)
+
+
 def print_ids(items: Iterable[Document]) -> None:
     """Ids alone, one a line, for other commands to take."""
     for item in items:
@@ -152,3 +167,18 @@ def rich_table(columns: Sequence[Column], rows: list[list[str]]) -> Table:
 def colour(word: str) -> str:
     """The colour of a state; none for any other word."""
     return _COLOURS.get(word, "")
+
+
+@contextmanager
+def progress(total: int, verb: str, step: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's standard error; nothing elsewhere, nor for what is done in one step."""
+    if not sys.stderr.isatty() or total <= step:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(verb, total=total)
+        yield lambda done: bar.advance(task, done)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text for people.")]
 Ids = Annotated[bool, typer.Option("--ids", help="Print ids only, one a line, for other commands.")]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many at most; 0: all.", metavar="N")]
+IfMatch = Annotated[
+    int | None, typer.Option("--if-match", min=1, help="Only if the job is still at this version.", metavar="N")
+]
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.", metavar="TEXT")]
 JobRef = Annotated[str, typer.Argument(help="The job's id or name.", metavar="JOB", show_default=False)]
 RunId = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN", show_default=False)]
@@ -61,13 +64,21 @@ def find_job(client: Client, ref: str) -> dict[str, Any]:
     """The job with this id, or the one that bears this name: an open one first, else the latest that ended."""
     if _UUID.fullmatch(ref):
         return client.get_job(ref)
-    for state in ("active", "paused", None):
-        for job in client.list_jobs(q=ref, state=state, limit=500):
-            if job.get("name") == ref:
-                return job
+    found = find_named(client, ref, "active", "paused", None)
+    if found is not None:
+        return found
     from tocsin.client.core import ApiError
 
     raise ApiError(404, "not_found", f"there is no job named {ref!r}")
+
+
+def find_named(client: Client, name: str, *states: str | None) -> dict[str, Any] | None:
+    """The job of this name in the first of these states (None: any) in which there is one."""
+    for state in states:
+        for job in client.list_jobs(q=name, state=state, limit=500):
+            if job.get("name") == name:
+                return job
+    return None
 
 
 def find_job_id(client: Client, ref: str) -> str:
@@ -78,14 +89,31 @@ def find_job_id(client: Client, ref: str) -> str:
 # ── reading options ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def json_value(text: str, option: str) -> Any:
+    """An option or file that holds JSON, as strictly as the server reads it: nothing is lost on the way there."""
+    try:
+        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"is not JSON: {error}", param_hint=option) from None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object names {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:
     """An option that holds a JSON object."""
     if text is None:
         return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"is not JSON: {error}", param_hint=option) from None
+    value = json_value(text, option)
     if not isinstance(value, dict):
         raise typer.BadParameter('must be a JSON object such as {"day": "monday"}', param_hint=option)
     return value
@@ -153,6 +181,8 @@ def _advice(error: ApiError) -> str:
             return "; this needs a key with another role"
         case 404:
             return "; check the id or name, and whose tenant your key belongs to"
+        case 412:
+            return "; `tocsin job show` shows it as it is now"
         case 502 | 503 | 504:
             return "; try again in a moment"
         case 500:

@@ -54,7 +54,7 @@ def _post(*parts: str, body: Any = None, key: str | None = None, if_match: int |
     return Call("POST", _path(*parts), _read_anything, body=body, idempotency_key=key, if_match=if_match)
 
 
-def _write(method: str, *parts: str, body: Any, key: str | None, if_match: int | None) -> Call[Document]:
+def _write(method: str, *parts: str, body: Any, key: str | None, if_match: int | None = None) -> Call[Document]:
     return Call(method, _path(*parts), _read_document, body=body, idempotency_key=key, if_match=if_match)
 
 
@@ -67,12 +67,12 @@ def _delete(*parts: str, if_match: int | None = None) -> Call[Document]:
 
 def create_job(spec: Mapping[str, Any] | JobSpec, *, idempotency_key: str | None = None) -> Call[Document]:
     """Store a job; answers it with every default filled in."""
-    return _post("v1", "jobs", body=spec, key=idempotency_key)
+    return _write("POST", "v1", "jobs", body=spec, key=idempotency_key)
 
 
 def create_jobs(specs: Iterable[Mapping[str, Any] | JobSpec], *, idempotency_key: str | None = None) -> Call[Document]:
     """Store up to 1,000 jobs, all or none; answers `{"items": [...]}` in the same order."""
-    return _post("v1", "jobs", "batch", body={"jobs": list(specs)}, key=idempotency_key)
+    return _write("POST", "v1", "jobs", "batch", body={"jobs": list(specs)}, key=idempotency_key)
 
 
 def put_job(
