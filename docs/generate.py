@@ -1,4 +1,5 @@
-"""Write docs/reference from the code: `python -m docs.generate`. `tests/docs` fails while a page is stale."""
+"""Write docs/errors.md and docs/reference from the code: `python -m docs.generate`. `tests/docs` fails while one of
+the pages is stale."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from tocsin import errors, settings
 from tocsin.cli.main import app
 from tocsin.cli.shared import EXIT_CODES
 from tocsin.model.access import PERMISSIONS
-from tocsin.model.states import FINAL, LIVE, RUN_MOVES
+from tocsin.model.states import FINAL, JOB_STATES, LIVE, OPEN_JOB_STATES, RUN_MOVES
 from tocsin.node.server import routes, worker_routes
 
 ROOT = Path(__file__).parent.parent
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 NOTE = "<!-- Written by `python -m docs.generate`; change the code, not this page. -->\n"
 
 # What a process or client finds in its environment; `pages` refuses to forget one of them.
@@ -108,7 +109,7 @@ def errors_page() -> str:
         "`detail` is for people and may change. What belongs to another tenant answers 404, as if it did not exist.\n\n"
         "## Classes\n\nWhat a problem has that names no code of its own.\n\n"
         + table("status|class|title|code", classes)
-        + "\n## Codes\n\nWhat the code raises beyond these; `…` stands for what varies.\n\n"
+        + "\n## Codes\n\nWhat the code raises beyond these, or names in `errors`; `…` stands for what varies.\n\n"
         + table("code|status|class|says", codes)
     )
 
@@ -117,7 +118,35 @@ def _codes(kinds: dict[str, type[errors.ApiProblem]]) -> Iterator[Code]:
     for path in sorted((ROOT / "tocsin").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
-                yield from _code(node, kinds)
+                yield from (each for code in _code(node, kinds) for each in _spelt_out(code))
+            elif isinstance(node, ast.Dict):
+                known = {kind.default_code for kind in kinds.values()}
+                yield from (code for code in _field_codes(node) if code.code not in known)
+
+
+def _spelt_out(code: Code) -> Iterator[Code]:
+    """A code that is put together, once for each that may come of it."""
+    if code.code == "job_…":
+        ended = [state for state in JOB_STATES if state not in OPEN_JOB_STATES]
+        yield from (code._replace(code=f"job_{state}") for state in ended)
+    elif "…" in code.code:
+        raise SystemExit(f"docs/generate.py does not know what {code.code!r} stands for ({code.says})")
+    else:
+        yield code
+
+
+def _field_codes(entry: ast.Dict) -> Iterator[Code]:
+    """The codes of an entry of `errors` that is written out as a literal, with what each says."""
+    named = {_text(key): value for key, value in zip(entry.keys, entry.values, strict=True) if key is not None}
+    if named.keys() >= {"path", "code", "message"}:
+        # Not strict: where the code varies and the message does not, or the other way round, one says enough.
+        for code, message in zip(_branches(named["code"]), _branches(named["message"]), strict=False):
+            if isinstance(code, ast.Constant):
+                yield Code(_text(code), errors.InvalidInput, _text(message).strip("…"))
+
+
+def _branches(node: ast.expr) -> list[ast.expr]:
+    return [*_branches(node.body), *_branches(node.orelse)] if isinstance(node, ast.IfExp) else [node]
 
 
 def _code(call: ast.Call, kinds: dict[str, type[errors.ApiProblem]]) -> Iterator[Code]:
@@ -201,7 +230,8 @@ def api_page() -> str:
     return (
         f"{NOTE}# Routes\n\n"
         "Each needs `Authorization: Bearer <key>`; the role is the least that may call it. "
-        "Open to everyone: `/healthz`, `/readyz`, `/metrics`.\n\n## Built\n\n"
+        "Open to everyone: `/healthz`, `/readyz`, `/metrics`. What a refusal means: [errors](../errors.md).\n\n"
+        "## Built\n\n"
         + table("route|role", sorted(groups[0], key=_by_path))
         + "\n## Named by the contract, not built yet\n\nThey answer 422 `not_supported`.\n\n"
         + table("route|role", sorted(groups[1], key=_by_path))
@@ -229,22 +259,21 @@ def states_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "settings.md": settings_page,
     "errors.md": errors_page,
-    "cli.md": cli_page,
-    "api.md": api_page,
-    "states.md": states_page,
+    "reference/settings.md": settings_page,
+    "reference/cli.md": cli_page,
+    "reference/api.md": api_page,
+    "reference/states.md": states_page,
 }
 
 
 def main() -> None:
     """Write every page that is not current."""
-    REFERENCE.mkdir(exist_ok=True)
     for name, page in PAGES.items():
-        path, text = REFERENCE / name, page()
+        path, text = DOCS / name, page()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-            sys.stdout.write(f"wrote docs/reference/{name}\n")
+            sys.stdout.write(f"wrote docs/{name}\n")
 
 
 if __name__ == "__main__":

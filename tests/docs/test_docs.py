@@ -35,8 +35,8 @@ every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.
 
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_generated_page_is_current(name: str) -> None:
-    assert (generate.REFERENCE / name).read_text(encoding="utf-8") == generate.PAGES[name](), (
-        f"docs/reference/{name} is stale: run `.venv/bin/python -m docs.generate`"
+    assert (generate.DOCS / name).read_text(encoding="utf-8") == generate.PAGES[name](), (
+        f"docs/{name} is stale: run `.venv/bin/python -m docs.generate`"
     )
 
 
