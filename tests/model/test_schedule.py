@@ -344,12 +344,24 @@ def minute(hour: int, minute: int) -> datetime:
 
 
 def test_latest_stages_the_newest_and_counts_the_others() -> None:
+    got = plan(schedule(cron="5/10 * * * *"), minute(9, 5))
+    assert got == Planned(
+        [minute(11, 55)],
+        [
+            Missed("misfire_expired", 12, minute(9, 5), minute(10, 55)),
+            Missed("coalesced", 5, minute(11, 5), minute(11, 45)),
+        ],
+        minute(12, 5),
+    )
+
+
+def test_latest_is_the_one_that_is_due_and_not_late_if_there_is_one() -> None:
     got = plan(schedule(cron="* * * * *"), minute(9, 0))
     assert got == Planned(
-        [minute(11, 59), minute(12, 0)],
+        [minute(12, 0)],
         [
             Missed("misfire_expired", 121, minute(9, 0), minute(11, 0)),
-            Missed("coalesced", 58, minute(11, 1), minute(11, 58)),
+            Missed("coalesced", 59, minute(11, 1), minute(11, 59)),
         ],
         minute(12, 1),
     )
@@ -439,9 +451,10 @@ def test_each_owed_occurrence_has_exactly_one_fate(pair: tuple[Schedule, Timetab
 def check_rule(rule: Misfire, owed: list[datetime], got: Planned) -> None:
     late = [t for t in owed if t < NOW - LATE]
     recent = [t for t in late if t >= NOW - rule.window.delta]
-    rescued = {"latest": recent[-1:], "all": recent[-rule.max :], "skip": []}[rule.policy]
+    superseded = any(NOW - LATE <= t <= NOW for t in owed)
+    rescued = {"latest": [] if superseded else recent[-1:], "all": recent[-rule.max :], "skip": []}[rule.policy]
     assert got.stage == rescued + owed[len(late) :]
-    coalesced = len(recent) - 1 if rule.policy == "latest" and recent else 0
+    coalesced = len(recent) - len(rescued) if rule.policy == "latest" else 0
     assert {m.reason: m.count for m in got.missed} == {
         reason: count
         for reason, count in (

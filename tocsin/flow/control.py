@@ -18,8 +18,8 @@ from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
-    Missed,
     NewRun,
+    counted,
     hints,
     lock_limits,
     note_missed,
@@ -30,9 +30,10 @@ from tocsin.flow.shared.transitions import (
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
-from tocsin.model.misfire import missed_until
+from tocsin.model.misfire import missed_until, still_owed
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, timetable
+from tocsin.model.timetable import Timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 
 SQL = Sql(__file__, SHARED)
@@ -105,15 +106,17 @@ async def _resume_trigger(
         if held_at > now:
             return []
         return hints(await stage(connection, [NewRun(who.tenant_id, new_id(now), job_id, "schedule", held_at)]))
-    schedule = msgspec.json.decode(job["schedule"], type=Schedule, dec_hook=decode_scalar)
-    table = timetable(schedule, job["anchor"], seed_of(who.tenant, job["name"], job_id))
+    table = _timetable(who, job_id, job)
     missed = missed_until(table, held_at, now, "skipped_paused")
-    await note_missed(
-        connection, [Missed(who.tenant_id, new_id(now), job_id, m.reason, m.count, m.last) for m in missed]
-    )
+    await note_missed(connection, counted(Key(who.tenant_id, job_id), now, missed))
     after = held_at if held_at > now else table.next_after(now)
     await connection.execute(SQL["resume_trigger"], who.tenant_id, job_id, after)
     return []
+
+
+def _timetable(who: Identity, job_id: str, job: Row) -> Timetable:
+    schedule = msgspec.json.decode(job["schedule"] or "null", type=Schedule | None, dec_hook=decode_scalar)
+    return timetable(schedule, job["anchor"], seed_of(who.tenant, job["name"], job_id))
 
 
 async def cancel(
@@ -132,6 +135,11 @@ async def cancel(
         job = await _locked_job(connection, who, job_id, version)
         done = NOTHING
         if job["state"] in ("active", "paused"):
+            trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
+            if trigger is not None:
+                table, now = _timetable(who, job_id, job), job["now"]
+                unplanned = still_owed(table, trigger["next_fire_at"], trigger["held_at"], now)
+                await note_missed(connection, counted(Key(who.tenant_id, job_id), now, unplanned))
             await connection.execute(SQL["stop_trigger"], who.tenant_id, job_id)
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)

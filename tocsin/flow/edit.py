@@ -29,8 +29,8 @@ from tocsin.flow.shared.lanes import LaneBook, lane_key
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
-    Missed,
     NewRun,
+    counted,
     hints,
     lock_limits,
     note_missed,
@@ -41,7 +41,7 @@ from tocsin.flow.shared.transitions import (
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, Misfire, Schedule, check
-from tocsin.model.misfire import missed_until
+from tocsin.model.misfire import Missed, still_owed
 from tocsin.model.schedule import check_schedule, describe, first_fire, hashes, seed_of, spread, stands_for, timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.wire import decode_job_spec, encode
@@ -161,16 +161,17 @@ async def _change(
     clock = await connection.fetchrow(SQL["after"], *this.key)
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
-    version = await _store(this, text, lane_id, clock["now"])
+    version = await _store(this, text, lane_id, clock)
     woken = await _limit(this)
     woken += hints(await (_move(this, trigger, clock) if this.moves else _make_again(this, gone, clock["now"])))
     await audit.record(connection, audit.entry(who, "job.edit", f"job:{job['id']}", version=version))
     return Edited(job["id"], version, woken)
 
 
-async def _store(this: _Edit, text: str, lane_id: int, now: datetime) -> int:
+async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
     spec, connection = this.new, this.connection
-    await connection.execute(SQL["keep_version"], *this.key)
+    owed = (clock["now"], clock["after"]) if this.moves else (None, None)
+    await connection.execute(SQL["keep_version"], *this.key, *owed)
     try:
         return await connection.fetchval(  # type: ignore[no-any-return]
             SQL["set_job"],
@@ -185,7 +186,8 @@ async def _store(this: _Edit, text: str, lane_id: int, now: datetime) -> int:
             spec.priority,
             spec.start_deadline.delta if spec.start_deadline else None,
             encode(spec.tags).decode() if spec.tags else None,
-            now if _anchor(this.old.schedule) != _anchor(spec.schedule) else None,
+            clock["now"] if _anchor(this.old.schedule) != _anchor(spec.schedule) else None,
+            None if spec.schedule is None else encode(spec.schedule).decode(),
         )
     except Exception as error:
         if getattr(error, "constraint_name", None) == "jobs_name":
@@ -244,22 +246,11 @@ async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime],
     if this.old.once:
         return  # it is put off, not dropped
     due = [at for at in gone if at <= now]
-    missed = [Missed(this.key.tenant_id, new_id(now), this.key.id, "cancelled", len(due), due[-1])] if due else []
-    cursor = trigger["next_fire_at"] if trigger is not None else None
-    if cursor is not None and cursor <= now:
+    missed = [Missed("cancelled", len(due), due[0], due[-1])] if due else []
+    if trigger is not None:
         table = timetable(this.old.schedule, this.job["anchor"], this.old_seed)
-        missed += [
-            Missed(this.key.tenant_id, new_id(now), this.key.id, m.reason, m.count, m.last)
-            for m in missed_until(table, cursor, now, "cancelled")
-        ]
-    held = trigger["held_at"] if trigger is not None else None
-    if held is not None and held <= now:
-        table = timetable(this.old.schedule, this.job["anchor"], this.old_seed)
-        missed += [
-            Missed(this.key.tenant_id, new_id(now), this.key.id, m.reason, m.count, m.last)
-            for m in missed_until(table, held, now, "skipped_paused")
-        ]
-    await note_missed(this.connection, missed)
+        missed += still_owed(table, trigger["next_fire_at"], trigger["held_at"], now)
+    await note_missed(this.connection, counted(this.key, now, missed))
 
 
 def _instants(schedule: Schedule | None) -> Schedule | None:

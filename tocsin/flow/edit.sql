@@ -1,5 +1,5 @@
 -- :name lock_job
-select id::text as id, state, version, name, spec::text as spec, max_concurrency, tenant_id,
+select id::text as id, state, version, name, spec, max_concurrency, tenant_id,
        coalesce(anchored_at, created_at) as anchor
   from jobs
  where tenant_id = $1 and id = $2
@@ -7,7 +7,7 @@ select id::text as id, state, version, name, spec::text as spec, max_concurrency
 
 -- :name lock_named
 -- The open job of a name; there is one at most.
-select id::text as id, state, version, name, spec::text as spec, max_concurrency, tenant_id,
+select id::text as id, state, version, name, spec, max_concurrency, tenant_id,
        coalesce(anchored_at, created_at) as anchor
   from jobs
  where tenant_id = $1 and name = $2 and state in ('active', 'paused')
@@ -28,14 +28,15 @@ select statement_timestamp() as now, greatest(statement_timestamp(), max(r.sched
  where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'
 
 -- :name keep_version
-insert into job_versions (tenant_id, job_id, version, spec)
-select tenant_id, id, version, spec from jobs where tenant_id = $1 and id = $2
+-- $3 up to when its schedule owed, $4 after when the new one does; null if both owe the same.
+insert into job_versions (tenant_id, job_id, version, spec, anchor, owed_until, successor_after)
+select tenant_id, id, version, spec::jsonb, coalesce(anchored_at, created_at), $3, $4 from jobs where tenant_id = $1 and id = $2
 
 -- :name set_job
 update jobs
-   set version = version + 1, updated_at = now(), spec = $3::jsonb, name = $4, lane_id = $5, once = $6, overlap = $7,
+   set version = version + 1, updated_at = now(), spec = $3, name = $4, lane_id = $5, once = $6, overlap = $7,
        max_concurrency = $8, max_attempts = $9, priority = $10, start_deadline = $11, tags = $12::jsonb,
-       anchored_at = coalesce($13, anchored_at)
+       anchored_at = coalesce($13, anchored_at), schedule = $14
  where tenant_id = $1 and id = $2
 returning version
 
@@ -56,10 +57,10 @@ update runs r set once = false from locked l where r.ctid = l.place
 
 -- :name versions
 -- Newest first: the present one, then those that were replaced.
-select v.version, v.spec::text as spec, v.replaced_at
+select v.version, v.spec, v.replaced_at
   from (select j.version, j.spec, null::timestamptz as replaced_at from jobs j where j.tenant_id = $1 and j.id = $2
         union all
-        select v.version, v.spec, v.replaced_at from job_versions v where v.tenant_id = $1 and v.job_id = $2) v
+        select v.version, v.spec::text, v.replaced_at from job_versions v where v.tenant_id = $1 and v.job_id = $2) v
  where $3::int is null or v.version < $3
  order by v.version desc
  limit $4

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tocsin.flow.shared.transitions import Hint, Missed, NewRun, hints, note_missed, stage
+from tocsin.flow.shared.transitions import Hint, Key, Missed, NewRun, counted, hints, note_missed, stage
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
 from tocsin.model.misfire import Planned, misfire
@@ -93,7 +93,7 @@ def _runs(row: Row, owed: Planned) -> list[NewRun]:
 
 
 def _missed(row: Row, owed: Planned) -> list[Missed]:
-    return [Missed(row["tenant_id"], new_id(row["now"]), row["job_id"], m.reason, m.count, m.last) for m in owed.missed]
+    return counted(Key(row["tenant_id"], row["job_id"]), row["now"], owed.missed)
 
 
 async def next_due(db: Database) -> datetime | None:

@@ -65,8 +65,10 @@ def misfire(
     if cursor >= late_end:
         stage, following = due_between(table, cursor, horizon_until, most)
         return Planned(stage, [], following)
-    rescued, missed = _share_late(schedule, _Owed(table, cursor), now, late_end)
     on_time = _following(table, max(cursor, late_end - TICK))
+    # One that is due and not late is the latest: it stands for those before it.
+    superseded = on_time is not None and on_time <= now
+    rescued, missed = _share_late(schedule, _Owed(table, cursor), now, late_end, superseded)
     if on_time is None:
         return Planned(rescued, missed, None)
     stage, following = due_between(table, on_time, horizon_until, most)
@@ -100,11 +102,11 @@ class _Owed:
 
 
 def _share_late(
-    schedule: Schedule | None, owed: _Owed, now: datetime, late_end: datetime
+    schedule: Schedule | None, owed: _Owed, now: datetime, late_end: datetime, superseded: bool
 ) -> tuple[list[datetime], list[Missed]]:
     rule = (schedule or Schedule()).misfire
     window_start = min(max(owed.cursor, minus(now, rule.window.delta)), late_end)
-    most = {"latest": 1, "all": rule.max, "skip": 0}[rule.policy]
+    most = {"latest": 0 if superseded else 1, "all": rule.max, "skip": 0}[rule.policy]
     rescued: list[datetime] = []
     rescued_from = late_end
     while len(rescued) < most and rescued_from > window_start:
@@ -131,3 +133,10 @@ def minus(instant: datetime, delta: timedelta) -> datetime:
 def missed_until(table: Timetable, cursor: datetime, now: datetime, reason: str) -> list[Missed]:
     """All that is owed from `cursor` to `now`, as one counted row, or none."""
     return _Owed(table, cursor).missed(reason, cursor, now + TICK)
+
+
+def still_owed(table: Timetable, cursor: datetime | None, held: datetime | None, now: datetime) -> list[Missed]:
+    """What a cursor that is taken away, or one that a pause holds, has not been asked for by `now`."""
+    dropped = [] if cursor is None or cursor > now else missed_until(table, cursor, now, "cancelled")
+    paused = [] if held is None or held > now else missed_until(table, held, now, "skipped_paused")
+    return dropped + paused

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from tocsin.model.ids import new_id
+from tocsin.model.misfire import Missed as Stretch
 from tocsin.store.db import Connection, Row, Sql, columns
 
 SQL = Sql(__file__)
@@ -34,7 +36,8 @@ class Missed(NamedTuple):
     job_id: str
     reason: str
     how_many: int
-    scheduled_for: datetime
+    first: datetime
+    last: datetime
 
 
 class Hint(NamedTuple):
@@ -77,10 +80,15 @@ async def retract(connection: Connection, job: Key) -> list[datetime]:
     return await connection.fetchval(SQL["retract"], *job)  # type: ignore[no-any-return]
 
 
+def counted(job: Key, now: datetime, stretches: Iterable[Stretch]) -> list[Missed]:
+    """Stretches of a job's timetable that get no run, each as one row made at `now`."""
+    return [Missed(job.tenant_id, new_id(now), job.id, s.reason, s.count, s.first, s.last) for s in stretches]
+
+
 async def note_missed(connection: Connection, missed: Sequence[Missed]) -> None:
     """A counted history row for occurrences that get no run."""
     if missed:
-        await connection.execute(SQL["note_missed"], *columns(missed, 6))
+        await connection.execute(SQL["note_missed"], *columns(missed, 7))
 
 
 async def lock_jobs(connection: Connection, keys: Iterable[Key]) -> None:

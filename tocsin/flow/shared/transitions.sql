@@ -58,11 +58,11 @@ select coalesce(array_agg(scheduled_for order by scheduled_for), '{}') as instan
 -- :name note_missed
 -- Occurrences that get no run: one counted row with the reason, never silence.
 insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, reason, count, fence, trigger,
-                     priority, failures, losses, max_attempts, scheduled_for, ready_at, finished_at, tags)
+                     priority, failures, losses, max_attempts, first_for, scheduled_for, ready_at, finished_at, tags)
 select j.tenant_id, m.id, 1, j.id, j.version, true, 'skipped', m.reason, m.count, 0, 'schedule',
-       j.priority, 0, 0, j.max_attempts, m.scheduled_for, m.scheduled_for, now(), j.tags
-  from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::timestamptz[])
-       as m(tenant_id, id, job_id, reason, count, scheduled_for)
+       j.priority, 0, 0, j.max_attempts, m.first, m.last, m.last, now(), j.tags
+  from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::int[], $6::timestamptz[], $7::timestamptz[])
+       as m(tenant_id, id, job_id, reason, count, first, last)
  cross join lateral (select * from jobs j where j.tenant_id = m.tenant_id and j.id = m.job_id limit 1) j
 
 -- :name complete_jobs

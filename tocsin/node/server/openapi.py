@@ -31,6 +31,7 @@ from tocsin.node.server.replies import (
     LogsStored,
     MadeRunBatch,
     NewKeyReply,
+    Occurrence,
     Page,
     Problem,
     Redriven,
@@ -122,6 +123,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/schedules/preview"): Operation(
         "Say what a schedule means, when it would fire, and what may surprise", SchedulePreview, body=PreviewRequest
     ),
+    ("GET", "/v1/jobs/{id}/occurrences"): Operation(
+        "List what a job owed and what became of it, oldest first", Page[Occurrence], query=("from", "to", *_PAGED)
+    ),
     ("GET", "/v1/jobs/{id}/versions"): Operation("List the versions of a job", Page[Version], query=_PAGED),
     ("DELETE", "/v1/jobs/{id}"): Operation(
         "Delete a job: cancels it, keeps its history", Job, keyed=True, versioned=True, problems=(409,)
@@ -182,6 +186,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 
 _STRING: dict[str, Any] = {"type": "string", "maxLength": 1024}
 _UUID: dict[str, Any] = {"type": "string", "format": "uuid"}
+_TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
 _NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,128}$"}
 _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "limit": ("how many at most", {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}),
@@ -194,8 +199,10 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "pool": ("only those of this pool", _STRING),
     "job": ("only those of this job, by its id", _UUID),
     "worker": ("only those that this worker holds or held, by its id", _UUID),
-    "from": ("only those made at this time or later", {"type": "string", "format": "date-time"}),
-    "to": ("only those made before this time", {"type": "string", "format": "date-time"}),
+    "from": ("only those made at this time or later", _TIME),
+    "to": ("only those made before this time", _TIME),
+    "/v1/jobs/{id}/occurrences?from": ("instants from this one on; a day before `to` unless given", _TIME),
+    "/v1/jobs/{id}/occurrences?to": ("instants before this one, a year later at most; now unless given", _TIME),
     "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
     "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
     "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from tocsin.model.access import Role
 from tocsin.model.job import JobSpec, Schedule
@@ -102,6 +102,21 @@ class SchedulePreview(Reply):
     description: str
     runs: list[Instant]
     warnings: list[str]
+
+
+class Occurrence(Reply):
+    """What became of an instant that a job owed, or, where `count` says so, of all it owed from one to another.
+
+    `planned` has not started, `running` has an attempt, `ran` has ended. `state` is that of the run, `reason` why there
+    is none. Missed for an `unknown` reason: it was owed, and there is no record of it."""
+
+    status: Literal["ran", "running", "planned", "skipped", "coalesced", "missed"]
+    from_: Instant = field(name="from")
+    to: Instant
+    count: int
+    reason: str | None
+    run_id: Id | None
+    state: RunState | None
 
 
 class Version(Reply):

@@ -16,7 +16,6 @@ def _not_yet(method: str, path: str, permission: str) -> None:
 
 for _method, _path, _permission in (
     ("POST", "/v1/jobs/{id}/backfill", "jobs.operate"),
-    ("GET", "/v1/jobs/{id}/occurrences", "jobs.read"),
     ("GET", "/v1/runs/{id}/explain", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/stream", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/download", "runs.read"),

@@ -1,0 +1,83 @@
+"""occurrences: what a job owed in a range of time, and what became of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from tocsin.errors import NotFound
+from tocsin.model.access import Identity
+from tocsin.model.ids import lowest_id
+from tocsin.model.job import Schedule
+from tocsin.model.occurrences import Owed, Piece, Place, Record, Told, tell
+from tocsin.model.scalars import decode_scalar
+from tocsin.model.schedule import seed_of, timetable
+from tocsin.model.timetable import TICK, Never, Once, Timetable
+from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.wire import decode_job_spec
+
+SQL = Sql(__file__)
+MOST_VERSIONS = 1000
+# How far a clock of ours may have been behind when it made an id.
+_SLACK = timedelta(minutes=1)
+_NOBODY = "00000000-0000-0000-0000-000000000000"
+
+
+class Page(NamedTuple):
+    """Some of what was owed, in order; and where to go on if there is more."""
+
+    told: list[Told]
+    more: Place | None
+
+
+async def occurrences(
+    db: Database, who: Identity, job_id: str, from_: datetime, to: datetime, place: Place | None, limit: int
+) -> Page:
+    """All that a job owes from `from_` on and before `to`, behind a place; work grows with what is answered."""
+    async with db.tenant(who.tenant_id, "occurrences") as connection:
+        await connection.execute(SQL["steady"])
+        job = await connection.fetchrow(SQL["job"], who.tenant_id, job_id)
+        if job is None:
+            raise NotFound("there is no such job")
+        versions = await connection.fetch(SQL["versions"], who.tenant_id, job_id, MOST_VERSIONS)
+        records = await _records(connection, (who.tenant_id, job_id), from_, to, place, limit + 1)
+    start = place or Place(from_, _NOBODY, from_ - TICK)
+    found = list(islice(tell(records, _owed(who, job_id, job, versions), start, to), limit + 1))
+    more = found[limit - 1][1] if len(found) > limit else None
+    return Page([told for told, _ in found[:limit]], more)
+
+
+async def _records(
+    connection: Connection, job: tuple[int, str], from_: datetime, to: datetime, place: Place | None, most: int
+) -> list[Record]:
+    first, id_ = (from_, _NOBODY) if place is None else place[:2]
+    lowest = lowest_id(from_ - _SLACK)
+    rows = await connection.fetch(SQL["records"], *job, first, id_, to, lowest, most)
+    if place is None:
+        rows = await connection.fetch(SQL["begun_before"], *job, from_) + rows
+    return [Record(*row) for row in rows]
+
+
+def _owed(who: Identity, job_id: str, job: Row, versions: list[Row]) -> Owed:
+    cursor = job["next_fire_at"] or job["held_at"]
+    # When each schedule began to count, newest first: the present one, then those it had before.
+    begun = [*(v["successor_after"] for v in versions), job["created_at"] - TICK]
+    past = [
+        Piece(_timetable(who, job_id, version), after, version["owed_until"])
+        # Where we stopped looking, it is not known when the oldest one began.
+        for version, after in list(zip(versions, begun[1:], strict=True))[: MOST_VERSIONS - 1]
+        if version["anchor"] is not None and not decode_job_spec(version["spec"]).once
+    ]
+    if job["once"]:  # told by its records alone: what it stands for may be the instant it was stored at
+        return Owed(past[::-1], Never() if cursor is None else Once(cursor), cursor)
+    coming = _timetable(who, job_id, job)
+    present = Piece(coming, begun[0], job["ended_at"] if cursor is None else cursor - TICK)
+    return Owed([*past[::-1], present], coming, cursor, None if job["held_at"] is None else job["now"])
+
+
+def _timetable(who: Identity, job_id: str, version: Row) -> Timetable:
+    schedule = msgspec.json.decode(version["schedule"], type=Schedule, dec_hook=decode_scalar)
+    return timetable(schedule, version["anchor"], seed_of(who.tenant, version["name"], job_id))

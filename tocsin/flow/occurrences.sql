@@ -1,0 +1,55 @@
+-- :name steady
+-- All that follows sees one moment: a run that ends meanwhile is neither missed nor met twice.
+set transaction isolation level repeatable read, read only
+
+-- :name job
+select j.name, j.once, j.created_at, j.ended_at, coalesce(j.anchored_at, j.created_at) as anchor,
+       coalesce(j.schedule, 'null') as schedule, t.next_fire_at, t.held_at, now() as now
+  from jobs j
+  left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id
+ where j.tenant_id = $1 and j.id = $2
+
+-- :name versions
+-- Versions whose schedule was replaced by another, newest first.
+select v.spec ->> 'name' as name, (v.spec -> 'schedule')::text as schedule, v.spec::text as spec, v.anchor, v.owed_until,
+       v.successor_after
+  from job_versions v
+ where v.tenant_id = $1 and v.job_id = $2 and v.owed_until is not null
+ order by v.version desc
+ limit $3
+
+-- :name records
+-- Live and final rows of a job's schedule behind a place, in order. A row's id is never older than the instants it
+-- stands for, so that partitions of days before them are not looked at.
+--   $1 tenant  $2 job  $3 the place: first instant  $4 and id  $5 before  $6 the lowest id there may be  $7 limit
+select * from (
+    (select r.id::text as id, r.scheduled_for as first, r.scheduled_for as last, 1 as count, r.state,
+            null::text as reason, true as live, r.attempt > 0 as started
+       from runs r
+      where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'
+        and (r.scheduled_for, r.id) > ($3, $4::uuid) and r.scheduled_for < $5
+      order by r.scheduled_for
+      limit $7)
+union all
+    (select h.run_id::text, coalesce(h.first_for, h.scheduled_for), h.scheduled_for, h.count, h.state,
+            h.reason, false, h.outcome is not null or h.attempt > 1
+       from history h
+      where h.tenant_id = $1 and h.job_id = $2 and h.trigger = 'schedule' and h.final and h.run_id >= $6::uuid
+        and (coalesce(h.first_for, h.scheduled_for), h.run_id) > ($3, $4::uuid)
+        and coalesce(h.first_for, h.scheduled_for) < $5
+      order by coalesce(h.first_for, h.scheduled_for), h.run_id
+      limit $7)
+) both_sides
+order by first, id
+limit $7
+
+-- :name begun_before
+-- The counted row that begins before an instant and reaches it, if there is one.
+select c.* from (
+    select h.run_id::text as id, h.first_for as first, h.scheduled_for as last, h.count, h.state, h.reason,
+           false as live, false as started
+      from history h
+     where h.tenant_id = $1 and h.job_id = $2 and h.first_for < $3
+     order by h.first_for desc
+     limit 1) c
+ where c.last >= $3
