@@ -194,7 +194,9 @@ async def test_a_long_list_goes_in_batches_and_says_where_it_stopped(type_: Type
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize(("reply", "exit"), [(problem(500, "oops"), 1), (Reply(200, b"<html>"), 3)])
+@pytest.mark.parametrize(
+    ("reply", "exit"), [(problem(500, "oops"), 1), (Reply(200, b"<html>"), 3), (problem(409, "in_flight"), 1)]
+)
 def test_without_a_clear_answer_it_does_not_say_that_nothing_is_stored(
     script: Script, tocsin: Tocsin, reply: Reply, exit: int
 ) -> None:

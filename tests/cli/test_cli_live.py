@@ -128,6 +128,17 @@ def test_one_that_is_refused_does_not_hold_up_the_others(script: Script, tocsin:
     assert sent == [["d0", "d1", "d2", "d3"], ["d0", "d1"], ["d0"], ["d1"], ["d2", "d3"]]
 
 
+def test_a_rate_is_the_servers_to_keep_in_one_call(script: Script, tocsin: Tocsin) -> None:
+    script.on("POST", "/v1/dead-letters/redrive", {"items": [{"id": "r1"}], "remaining": 7})
+    result = tocsin("dead", "redrive", "--all", "--error-class", "Boom", "--rate", "10/s")
+    assert result.stdout == "redriven: 1; left: 7, beyond 5,000 or of cancelled jobs\n"
+    tocsin("dead", "redrive", "d1", "--rate", "10/s")
+    assert [asked.body for asked in script.asked] == [
+        {"filter": {"job": None, "error_class": "Boom"}, "rate": "10/s"},
+        {"ids": ["d1"], "rate": "10/s"},
+    ]
+
+
 def test_discarding_all_wants_a_yes(script: Script, tocsin: Tocsin) -> None:
     script.on("GET", "/v1/dead-letters", items({"id": "d1"}, {"id": "d2"}))
     script.on("POST", "/v1/dead-letters/discard", {"discarded": 2})

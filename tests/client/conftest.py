@@ -9,9 +9,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from scripted import Script, Stage
 
-from tests.flow.conftest import database_url, washed_database
+from tests.flow.conftest import database_url, scene, washed_database
 
-__all__ = ["database_url", "washed_database"]
+__all__ = ["database_url", "scene", "washed_database"]
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,17 @@
-"""Both clients change jobs on a real server: patches, documents by name, many at once, versions and `if_match`."""
+"""Both clients on a real server: patches, documents by name, many at once, versions, `if_match`, dead letters."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from tests.conftest import Cluster
+from tests.flow.kit import Scene, end_of
 from tocsin.client import ApiError, AsyncClient, Client
 
 JOB = {"schedule": {"manual": True}, "target": {"kind": "process", "command": ["true"]}}
@@ -96,3 +98,18 @@ async def test_actions_heed_the_version(ask: Ask, action: str) -> None:
     assert (await refused(ask(action, job["id"], if_match=2)))[0] == 412
     assert (await ask("get_job", job["id"]))["state"] == "active"
     await ask(action, job["id"], if_match=1)
+
+
+async def test_dead_letters_by_filter_and_at_a_rate(ask: Ask, scene: Scene) -> None:
+    worker = str(uuid.uuid4())
+    job = await ask("create_job", JOB | {"retry": {"max_attempts": 1}})
+    for error in ("OSError", "OSError", "ValueError"):
+        await ask("run_job", job["id"])
+        [key] = await scene.taken(worker)
+        await scene.end(worker, end_of(key, "failed", error=error))
+    answer = await ask("redrive_dead", filter={"job": job["id"], "error_class": "OSError"}, rate="1/h")
+    assert (len(answer["items"]), answer["remaining"]) == (2, 0)
+    states = [(await ask("get_run", run["id"]))["state"] for run in answer["items"]]
+    assert states == ["ready", "staged"]
+    assert await ask("discard_dead", filter={}) == {"discarded": 1, "remaining": 0}
+    assert await ask("list_dead") == []

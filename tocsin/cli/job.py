@@ -336,7 +336,8 @@ def _create_batch(client: "Client", specs: list[Document], start: int) -> list[D
         return list(client.create_jobs(batch)["items"])
     except ApiError as error:
         told = "; ".join(placed(f"{one.get('path')}: {one.get('message')}") for one in error.errors) or error.detail
-        detail = f"{told}; {nothing if error.status < 500 else unclear}"
+        refused = error.status < 500 and error.code != "in_flight"
+        detail = f"{told}; {nothing if refused else unclear}"
         raise ApiError(error.status, error.code, detail, retry_after=error.retry_after) from None
     except Unreachable as error:
         raise Unreachable(f"{error}; {unclear}") from None
@@ -369,12 +370,14 @@ def _print_difference(client: "Client", job: Document, one: int, other: int, as_
         return
     if not differences:
         typer.echo(f"versions {one} and {other} of {plain(title(job))} are the same")
-    for change in differences:
-        sides = (("from", "-", "red"), ("to", "+", "green"))
-        told = [
-            (f"  {sign} {_value(change[side])}", colour) for side, sign, colour in sides if change[side] is not None
-        ]
-        print_coloured([(change["path"], "bold"), *told])
+    print_coloured(line for change in differences for line in _difference(change))
+
+
+def _difference(change: Document) -> Iterator[tuple[str, str]]:
+    yield change["path"], "bold"
+    for side, sign, colour in (("from", "-", "red"), ("to", "+", "green")):
+        if change[side] is not None:
+            yield f"  {sign} {json.dumps(change[side], ensure_ascii=False)}", colour
 
 
 def _find_versions(client: "Client", job: Document, wanted: set[int]) -> dict[int, Document]:
@@ -386,7 +389,3 @@ def _find_versions(client: "Client", job: Document, wanted: set[int]) -> dict[in
             return found
     missing = min(wanted - found.keys())
     raise typer.BadParameter(f"there is no version {missing}; the job is at {job['version']}", param_hint="--diff")
-
-
-def _value(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -246,15 +246,22 @@ def list_dead(*, job: str | None = None, error_class: str | None = None, limit: 
     return _list("v1", "dead-letters", job=job, error_class=error_class, limit=limit)
 
 
-def redrive_dead(ids: Iterable[str]) -> Call[Document]:
-    """Run dead letters again, with the job as it is now."""
-    body: Document = {"ids": list(ids)}
-    return _post("v1", "dead-letters", "redrive", body=body)
+def redrive_dead(
+    ids: Iterable[str] | None = None, *, filter: Mapping[str, Any] | None = None, rate: str | None = None
+) -> Call[Document]:
+    """Run dead letters again, with the job as it is now: those with these ids, or the oldest 5,000 that a `filter`
+    of `job`, `error_class` and `tag` names. `rate`, such as `100/s`, spreads the new runs over time."""
+    return _post("v1", "dead-letters", "redrive", body=_letters(ids, filter) | ({"rate": rate} if rate else {}))
 
 
-def discard_dead(ids: Iterable[str]) -> Call[Document]:
-    """Let dead letters go; their history stays."""
-    return _post("v1", "dead-letters", "discard", body={"ids": list(ids)})
+def discard_dead(ids: Iterable[str] | None = None, *, filter: Mapping[str, Any] | None = None) -> Call[Document]:
+    """Let dead letters go, chosen in the same way; their history stays."""
+    return _post("v1", "dead-letters", "discard", body=_letters(ids, filter))
+
+
+def _letters(ids: Iterable[str] | None, filter: Mapping[str, Any] | None) -> Document:
+    given = {"ids": None if ids is None else list(ids), "filter": filter}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # ── fleet, tenants, keys, health ─────────────────────────────────────────────────────────────────────────────────
