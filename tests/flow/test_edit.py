@@ -267,7 +267,7 @@ async def test_an_instant_that_is_past_by_now_does_not_forbid_other_changes(scen
     job = await scene.job(schedule={"at": iso(await scene.now())}, target=PROCESS)
     [key] = await scene.taken(W)
     await scene.sql.execute(
-        "update jobs set spec = jsonb_set(spec, '{schedule,at}', '\"2020-01-01T00:00:00.000000Z\"')"
+        "update jobs set spec = jsonb_set(spec::jsonb, '{schedule,at}', '\"2020-01-01T00:00:00.000000Z\"')::text"
     )
     assert (await patch(scene, job, description="x"))["version"] == 2
     assert (await patch(scene, job, 422, schedule={"at": "2020-01-02T00:00:00Z"}))["code"] == "in_the_past"

@@ -1,5 +1,5 @@
 -- :name columns
-select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec::text as spec, j.created_at, j.updated_at,
+select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.created_at, j.updated_at,
        t.next_fire_at,
        (select min(r.ready_at) from runs r
          where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
@@ -31,7 +31,7 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec::text a
  where j.tenant_id = $1
    and ($2::uuid is null or j.id < $2)
    and ($3::text is null or j.state = $3)
-   and ($4::text is null or j.spec ->> 'pool' = $4)
+   and ($4::text is null or (select l.pool from lanes l where l.id = j.lane_id) = $4)
    and ($5::text is null or strpos(lower(coalesce(j.name, '')), lower($5)) > 0)
    and ($6::jsonb is null or j.tags @> $6)
  order by j.id desc

@@ -1,5 +1,5 @@
 -- :name lock_job
-select state, once, version, name, (spec -> 'schedule')::text as schedule,
+select state, once, version, name, schedule,
        coalesce(anchored_at, created_at) as anchor, now() as now
   from jobs
  where tenant_id = $1 and id = $2

@@ -2,7 +2,7 @@
 -- Cursors that fall due within the horizon. A row that another planner holds is its business.
 select t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
        t.next_fire_at, j.version, coalesce(j.anchored_at, j.created_at) as anchor,
-       (j.spec -> 'schedule')::text as schedule, now() as now
+       j.schedule, now() as now
   from (select t.ctid as place, t.* from triggers t
          where t.next_fire_at <= now() + $1::interval
          order by t.next_fire_at

@@ -292,6 +292,7 @@ async def _store_jobs(
             job.cursor,
             who.actor if audited else None,
             who.key_id if audited else None,
+            None if spec.schedule is None else encode(spec.schedule).decode(),
         )
         # In the order of the names, as every node takes them: two commits that share names never wait in a circle.
         for job in sorted(jobs, key=_tenant_and_name)

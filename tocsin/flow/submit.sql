@@ -22,16 +22,16 @@ delete from idempotency i
 -- Everything that a new job is, from one reading of the arrays; a name that an open job has stops it all.
 with new as (
     select *
-      from unnest($1::int[], $2::uuid[], $3::text[], $4::jsonb[], $5::int[], $6::bool[], $7::text[], $8::int[],
+      from unnest($1::int[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::bool[], $7::text[], $8::int[],
                   $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::timestamptz[], $14::timestamptz[],
-                  $15::text[], $16::uuid[])
+                  $15::text[], $16::uuid[], $17::text[])
            as n(tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                start_deadline, tags, made_at, next_fire_at, actor, key_id)
+                start_deadline, tags, made_at, next_fire_at, actor, key_id, schedule)
 ), kept as (
     insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                      start_deadline, tags, created_at, updated_at)
+                      start_deadline, tags, created_at, updated_at, schedule)
     select tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-           start_deadline, tags, made_at, made_at
+           start_deadline, tags, made_at, made_at, schedule
       from new
 ), limited as (
     insert into limits (tenant_id, key, max)

@@ -9,8 +9,8 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once
 -- :name misfired
 -- Staged occurrences that nobody could take in time, with what their jobs want done about it.
 select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once, r.scheduled_for,
-       r.ready_at < now() - (j.spec #>> '{schedule,misfire,window}')::interval as too_old,
-       coalesce(j.spec #>> '{schedule,misfire,policy}', 'latest') as policy,
+       r.ready_at < now() - (j.schedule::json #>> '{misfire,window}')::interval as too_old,
+       coalesce(j.schedule::json #>> '{misfire,policy}', 'latest') as policy,
        exists (select from runs later
                 where later.job_id = r.job_id and later.trigger = 'schedule' and later.attempt = 0
                   and later.state in ('staged', 'ready') and later.ready_at <= now()
