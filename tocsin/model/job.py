@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,6 +22,7 @@ Name = Annotated[str, Meta(pattern=NAME)]
 Line = Annotated[str, Meta(max_length=1024)]
 Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
 
+_TAG = re.compile(NAME)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # What would let a job document change which program runs, or pose as the worker.
 _ENV_REFUSED = re.compile(r"(LD_|DYLD_|TOCSIN_).*|PATH|IFS|PYTHONPATH|PYTHONHOME", re.ASCII)
@@ -70,11 +72,17 @@ class Schedule(_Part, frozen=True):
     @property
     def kind(self) -> str:
         """Which of the eight is given (`check` has seen that it is exactly one)."""
-        return next(k for k in SCHEDULE_KINDS if getattr(self, k) is not None)
+        return self.kinds[0]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Those of the eight that are given."""
+        return [kind for kind, value in zip(SCHEDULE_KINDS, _kinds_of(self), strict=True) if value is not None]
 
 
 SCHEDULE_KINDS = ("manual", "at", "delay", "cron", "every", "interval", "rrule", "text")
 ONCE_KINDS = ("at", "delay")
+_kinds_of = attrgetter(*SCHEDULE_KINDS)
 
 
 class ProcessTarget(_Part, frozen=True, tag_field="kind", tag="process"):
@@ -179,7 +187,7 @@ def check(spec: JobSpec) -> None:
 
 def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.schedule is not None:
-        given = [k for k in SCHEDULE_KINDS if getattr(spec.schedule, k) is not None]
+        given = spec.schedule.kinds
         if len(given) != 1:
             yield (
                 "schedule",
@@ -192,14 +200,14 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.retry.max_delay.seconds > 7 * _DAY:
         yield "retry.max_delay", "must be at most 7 days"
     for key, value in spec.tags.items():
-        if not re.fullmatch(NAME, key) or len(value) > 256 or not value.isprintable():
+        if not _TAG.fullmatch(key) or len(value) > 256 or not value.isprintable():
             yield f"tags.{key[:32]}", "a tag is a name of up to 128 and a printable value of up to 256 characters"
     if isinstance(spec.target, ProcessTarget):
         yield from _wrong_process(spec.target)
 
 
 def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
-    if any("\0" in word for word in (*target.command, target.cwd or "", target.stdin or "")):
+    if "\0" in "".join((*target.command, target.cwd or "", target.stdin or "")):
         yield "target.command", "a NUL character cannot be passed to a program"
     if not target.command[0]:
         yield "target.command[0]", "names no program"
@@ -213,22 +221,14 @@ def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
 
 
 _BLANK = JobSpec(target=ProcessTarget(command=["true"]))
+_PLANNED = ("resources", "placement", "concurrency_key", "rate_limit", "circuit", "depends_on", "secrets", "notify")
+_planned_of = attrgetter(*_PLANNED)
 
 
 def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
-    for name in (
-        "resources",
-        "placement",
-        "concurrency_key",
-        "rate_limit",
-        "circuit",
-        "depends_on",
-        "secrets",
-        "notify",
-    ):
-        if getattr(spec, name) != getattr(_BLANK, name):
-            yield name
+    if _planned_of(spec) != _planned_of(_BLANK):
+        yield from (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))
     if spec.overlap == "replace":
         yield "overlap"
     if isinstance(spec.target, ProcessTarget) and spec.target.shell:

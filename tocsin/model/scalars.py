@@ -30,10 +30,11 @@ EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2999, 12, 31, tzin
 class Duration:
     """A length of time; written `PT1H30M`, read as that or as `1h30m`."""
 
-    __slots__ = ("delta",)
+    __slots__ = ("_text", "delta")
 
     def __init__(self, delta: timedelta) -> None:
         self.delta = delta
+        self._text = ""
 
     @classmethod
     def parse(cls, text: str) -> Duration:
@@ -62,6 +63,12 @@ class Duration:
         return self.delta.total_seconds()
 
     def __str__(self) -> str:
+        # Every job has some, mostly the same few defaults: they are written once.
+        if not self._text:
+            self._text = self._written()
+        return self._text
+
+    def _written(self) -> str:
         days, rest = self.delta.days, self.delta.seconds
         hours, minutes, seconds = rest // 3600, rest // 60 % 60, rest % 60
         fraction = f".{self.delta.microseconds:06d}".rstrip("0") if self.delta.microseconds else ""
@@ -119,9 +126,12 @@ class Instant:
         return hash(self.at)
 
 
+_SCALARS = (Duration, Instant)
+
+
 def decode_scalar(kind: type, value: Any) -> Any:
     """msgspec `dec_hook`."""
-    if kind in (Duration, Instant):
+    if kind in _SCALARS:
         if not isinstance(value, str):
             raise ValueError("Expected `str`")
         return kind.parse(value)
@@ -130,6 +140,6 @@ def decode_scalar(kind: type, value: Any) -> Any:
 
 def encode_scalar(value: Any) -> Any:
     """msgspec `enc_hook`."""
-    if isinstance(value, Duration | Instant):
+    if type(value) in _SCALARS:
         return str(value)
     raise NotImplementedError(type(value))
