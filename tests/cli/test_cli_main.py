@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted import Reply, Script, Tocsin, problem
 
 import tocsin as package
+from tocsin.cli.output import Column, fit
 
 HEAVY = {"httpx", "asyncpg", "aiohttp", "starlette", "rich", "msgspec", "uvicorn", "tocsin.settings", "tocsin.worker"}
 
@@ -130,6 +133,43 @@ def test_at_a_terminal_there_is_a_table_in_colour(script: Script, no_color: bool
     assert "blue[red]" in shown
     assert "evil" not in shown
     assert ("\x1b[31m" in shown) is not no_color
+
+
+COLUMNS = [
+    Column("ID", str, whole=True),
+    Column("JOB", str),
+    Column("STATE", str, whole=True),
+    Column("TRY", str, spare=True),
+    Column("LAG", str, spare=True),
+    Column("WHY", str),
+]
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (100, [36, 10, 9, 3, 6, 20]),
+        (94, [36, 10, 9, 3, 6, 20]),
+        (90, [36, 10, 9, 3, 6, 16]),
+        (85, [36, 10, 9, 3, 0, 19]),
+        (80, [36, 10, 9, 3, 0, 14]),
+        (75, [36, 10, 9, 0, 0, 14]),
+        (70, [36, 9, 9, 0, 0, 9]),
+        (20, [36, 4, 9, 0, 0, 4]),
+    ],
+)
+def test_a_narrow_terminal_cuts_long_columns_and_leaves_out_spare_ones(room: int, shown: list[int]) -> None:
+    assert fit(COLUMNS, [36, 10, 9, 3, 6, 20], room) == shown
+
+
+@given(st.lists(st.integers(1, 60), min_size=6, max_size=6), st.integers(1, 200))
+def test_a_table_fits_if_it_can_and_cuts_nothing_whole(widths: list[int], room: int) -> None:
+    shown = fit(COLUMNS, widths, room)
+    used = [w for w in shown if w]
+    assert all(s <= w and (s == w or not c.whole) for c, s, w in zip(COLUMNS, shown, widths, strict=True))
+    assert all(s in (0, w) for c, s, w in zip(COLUMNS, shown, widths, strict=True) if c.spare)
+    shortest = sum(w if c.whole else min(w, 4) for c, w in zip(COLUMNS, widths, strict=True) if not c.spare) + 2 * 3
+    assert sum(used) + 2 * (len(used) - 1) <= max(room, shortest)
 
 
 def at_terminal(*args: str, no_color: bool) -> str:

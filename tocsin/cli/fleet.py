@@ -17,9 +17,9 @@ COLUMNS = [
     Column("ID", lambda worker: worker["id"], whole=True),
     Column("NAME", lambda worker: worker.get("name")),
     Column("POOL", lambda worker: worker.get("pool")),
-    Column("STATE", lambda worker: worker.get("state")),
-    Column("RUNNING", lambda worker: worker.get("running")),
-    Column("SLOTS", lambda worker: worker.get("slots")),
+    Column("STATE", lambda worker: worker.get("state"), whole=True),
+    Column("RUNNING", lambda worker: worker.get("running"), spare=True),
+    Column("SLOTS", lambda worker: worker.get("slots"), spare=True),
     Column("SINCE", lambda worker: relative(worker.get("registered_at"), now())),
     Column("LABELS", lambda worker: pairs(worker.get("labels"))),
 ]

@@ -76,14 +76,14 @@ def _last_run(job: Document) -> str:
 COLUMNS = [
     Column("ID", lambda job: job["id"], whole=True),
     Column("NAME", lambda job: job.get("name")),
-    Column("STATE", lambda job: job["state"]),
+    Column("STATE", lambda job: job["state"], whole=True),
     Column("SCHEDULE", schedule_words),
     Column("NEXT RUN", lambda job: relative(job.get("next_run_at"), now())),
     Column("LAST RUN", _last_run, state=True),
 ]
 
 VERSIONS = [
-    Column("VERSION", lambda version: version["version"]),
+    Column("VERSION", lambda version: version["version"], whole=True),
     Column("SINCE", lambda version: when(version["since"], now())),
     Column("CHANGED", lambda version: "created" if version["changed"] is None else ", ".join(version["changed"])),
 ]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Fields = Iterable[tuple[str, str]]
 
+_GAP, _LEGIBLE, _SHORTEST = 2, 12, 4  # characters between columns, and in a column that is cut
+
 _COLOURS = {
     "active": "green",
     "live": "green",
@@ -47,12 +49,13 @@ _COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title and what stands in it. `whole`: never cut off where the terminal is narrow;
-    `state`: begins with a state, which gives the colour."""
+    """A column: its title and what stands in it. `whole`: never cut off where the terminal is narrow; `spare`: left
+    out there before others are cut too short; `state`: begins with a state, which gives the colour."""
 
     title: str
     cell: Callable[[Document], object]
     whole: bool = False
+    spare: bool = False
     state: bool = False
 
     def text(self, item: Document) -> str:
@@ -150,18 +153,42 @@ def _print_plain(rows: list[list[str]]) -> None:
 
 def rich_table(columns: Sequence[Column], rows: list[list[str]]) -> Table:
     """A table for a terminal, in colour."""
+    from rich.cells import cell_len
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    texts = zip(*([column.title for column in columns], *rows), strict=True)
+    widths = fit(columns, [max(map(cell_len, column)) for column in texts], Console().width)
+    shown = [number for number, width in enumerate(widths) if width]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        widest = max((len(row[number]) for row in rows), default=0) if column.whole else None
-        table.add_column(column.title, no_wrap=True, overflow="ellipsis", min_width=widest)
+    for number in shown:
+        table.add_column(columns[number].title, no_wrap=True, overflow="ellipsis", width=widths[number])
     for row in rows:
         # Text, not str: a server's "[red]" is a word, not markup.
-        cells = zip(columns, row, strict=True)
-        table.add_row(*(Text(cell, style=colour(cell.split(" ")[0] if c.state else cell)) for c, cell in cells))
+        cells = ((row[number], columns[number].state) for number in shown)
+        table.add_row(*(Text(cell, style=colour(cell.split(" ")[0] if state else cell)) for cell, state in cells))
     return table
+
+
+def fit(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """How wide each column is shown, 0 for not at all. Those that may be cut are, the widest first."""
+    kept = dict(enumerate(widths))
+
+    def over(least: int) -> int:
+        """By how much it is too wide if columns are cut to `least`."""
+        shown = [w if columns[i].whole or columns[i].spare else min(w, least) for i, w in kept.items()]
+        return sum(shown) + _GAP * (len(shown) - 1) - room
+
+    for number in reversed([i for i, column in enumerate(columns) if column.spare]):
+        if over(_LEGIBLE) > 0:
+            del kept[number]
+    long = max(widths, default=0)
+    least = next((width for width in range(long, _SHORTEST, -1) if over(width) <= 0), _SHORTEST)
+    return [
+        0 if i not in kept else w if column.whole or column.spare else min(w, least)
+        for i, (column, w) in enumerate(zip(columns, widths, strict=True))
+    ]
 
 
 def colour(word: str) -> str:

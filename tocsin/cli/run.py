@@ -56,11 +56,11 @@ def why(run: Document) -> str:
 COLUMNS = [
     Column("ID", lambda run: run["id"], whole=True),
     Column("JOB", lambda run: run.get("job_name") or run.get("job_id")),
-    Column("STATE", lambda run: run["state"]),
-    Column("TRY", lambda run: run.get("attempt")),
+    Column("STATE", lambda run: run["state"], whole=True),
+    Column("TRY", lambda run: run.get("attempt"), spare=True),
     Column("SCHEDULED", lambda run: local(run.get("scheduled_for"))),
-    Column("LAG", lambda run: milliseconds(run.get("start_lag_ms"))),
-    Column("TOOK", lambda run: milliseconds(run.get("duration_ms"))),
+    Column("LAG", lambda run: milliseconds(run.get("start_lag_ms")), spare=True),
+    Column("TOOK", lambda run: milliseconds(run.get("duration_ms")), spare=True),
     Column("WHY", why),
 ]
 
