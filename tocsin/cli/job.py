@@ -48,15 +48,13 @@ app = noun("Create jobs, change them and look after them.")
 
 BATCH = 1000  # what the server takes at once
 
-_KINDS = ("text", "cron", "every", "interval", "rrule", "at", "delay", "manual")
-
 
 def schedule_words(job: Document) -> str:
     """A schedule in few words."""
     schedule = job.get("schedule") or {}
     if schedule.get("description"):
         return str(schedule["description"])
-    kind = next((k for k in _KINDS if schedule.get(k)), None)
+    kind = next((k for k in jobspec.KINDS if schedule.get(k)), None)
     return "once" if kind is None else "manual" if kind == "manual" else f"{kind} {schedule[kind]}"
 
 

@@ -18,6 +18,7 @@ from tocsin.cli.shared import assignments, json_object, json_value
 
 Document = dict[str, Any]
 
+KINDS = ("text", "cron", "every", "interval", "rrule", "at", "delay", "manual")
 _BOUNDS = ("timezone", "starting_at", "until", "jitter")
 
 
@@ -84,20 +85,8 @@ class Flags:
         )
 
     def _when(self) -> Document:
-        kinds = (
-            "cron",
-            "every",
-            "text",
-            "rrule",
-            "interval",
-            "at",
-            "delay",
-            "manual",
-            "starting_at",
-            "until",
-            "jitter",
-        )
-        return {kind: getattr(self, kind) for kind in kinds} | {"timezone": self.tz}
+        names = (*KINDS, "starting_at", "until", "jitter")
+        return {name: getattr(self, name) for name in names} | {"timezone": self.tz}
 
     def _schedule_patch(self) -> Document:
         from tocsin.model.job import SCHEDULE_KINDS
