@@ -30,7 +30,9 @@ select statement_timestamp() as now, greatest(statement_timestamp(), max(r.sched
 -- :name keep_version
 -- $3 up to when its schedule owed, $4 after when the new one does; null if both owe the same.
 insert into job_versions (tenant_id, job_id, version, spec, anchor, owed_until, successor_after)
-select tenant_id, id, version, spec::jsonb, coalesce(anchored_at, created_at), $3, $4 from jobs where tenant_id = $1 and id = $2
+select tenant_id, id, version, spec::jsonb, coalesce(anchored_at, created_at), $3, $4
+  from jobs
+ where tenant_id = $1 and id = $2
 
 -- :name set_job
 update jobs
