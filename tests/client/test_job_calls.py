@@ -72,6 +72,10 @@ async def test_a_document_by_name_is_made_kept_and_replaced(ask: Ask) -> None:
     assert (changed["id"], changed["version"], changed["priority"]) == (made["id"], 2, 500)
     assert (await refused(ask("put_job", "nightly", JOB | {"priority": 1}, if_match=1)))[0] == 412
     assert (await refused(ask("put_job", "unknown", JOB, if_match=1)))[0] == 412
+    assert await ask("get_named_job", "nightly") == changed
+    assert await refused(ask("get_named_job", "unknown")) == (404, "not_found")
+    await ask("delete_job", made["id"])
+    assert await refused(ask("get_named_job", "nightly")) == (404, "not_found")
 
 
 async def test_many_are_made_in_order_or_not_at_all(ask: Ask) -> None:

@@ -105,7 +105,8 @@ async def test_replies_fit_their_schemas(scene: Scene) -> None:
     api = scene.api
     job = await api.post("/v1/jobs", {"target": {"kind": "process", "command": ["true"]}, "tags": {"a": "b"}})
     cron = await api.post(
-        "/v1/jobs", {"target": {"kind": "python", "function": "a.b"}, "schedule": {"cron": "0 9 * * *"}}
+        "/v1/jobs",
+        {"name": "daily", "target": {"kind": "python", "function": "a.b"}, "schedule": {"cron": "0 9 * * *"}},
     )
     run = await api.post(f"/v1/jobs/{cron['id']}/runs", {"args": {"n": [1, 2.5, None, "é"]}})
     await api.post("/v1/tenants", {"slug": "acme"})
@@ -113,7 +114,7 @@ async def test_replies_fit_their_schemas(scene: Scene) -> None:
     ids = {"jobs": cron["id"], "runs": run["id"], "workers": worker.worker_id}
     for (method, path), op in OPERATIONS.items():
         if method == "GET" and (method, path) in BUILT and op.media == "application/json":
-            found = await api.get(path.replace("{id}", ids.get(path.split("/")[2], "")))
+            found = await api.get(path.replace("{id}", ids.get(path.split("/")[2], "")).replace("{name}", "daily"))
             validator(
                 operation(method, path)["responses"][str(op.status)]["content"]["application/json"]["schema"]
             ).validate(found)

@@ -33,7 +33,7 @@ from tocsin.cli.shared import (
     connect,
     find_job,
     find_job_id,
-    find_named,
+    find_open,
     json_object,
     noun,
     page_size,
@@ -150,7 +150,7 @@ def put(
     """Make the job of this name what a file says: create it, replace it, or leave it if it is that already."""
     spec = jobspec.read(file)
     with connect() as client:
-        before = find_named(client, name, "active", "paused")
+        before = find_open(client, name)
         after = client.put_job(name, spec, if_match=if_match)
     print_done(after, _became(before, after), as_json, ids)
 

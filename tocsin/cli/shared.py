@@ -64,21 +64,27 @@ def find_job(client: Client, ref: str) -> dict[str, Any]:
     """The job with this id, or the one that bears this name: an open one first, else the latest that ended."""
     if _UUID.fullmatch(ref):
         return client.get_job(ref)
-    found = find_named(client, ref, "active", "paused", None)
+    found = find_open(client, ref)
     if found is not None:
         return found
     from tocsin.client.core import ApiError
 
+    for job in client.list_jobs(q=ref, limit=500):
+        if job.get("name") == ref:
+            return job
     raise ApiError(404, "not_found", f"there is no job named {ref!r}")
 
 
-def find_named(client: Client, name: str, *states: str | None) -> dict[str, Any] | None:
-    """The job of this name in the first of these states (None: any) in which there is one."""
-    for state in states:
-        for job in client.list_jobs(q=name, state=state, limit=500):
-            if job.get("name") == name:
-                return job
-    return None
+def find_open(client: Client, name: str) -> dict[str, Any] | None:
+    """The open job of this name, if there is one."""
+    from tocsin.client.core import ApiError
+
+    try:
+        return client.get_named_job(name)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
 
 
 def find_job_id(client: Client, ref: str) -> str:

@@ -115,6 +115,11 @@ def get_job(job_id: str) -> Call[Document]:
     return _get("v1", "jobs", job_id)
 
 
+def get_named_job(name: str) -> Call[Document]:
+    """The open (active or paused) job of a name."""
+    return _get("v1", "jobs", "by-name", name)
+
+
 def list_jobs(
     *,
     state: str | None = None,

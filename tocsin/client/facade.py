@@ -85,6 +85,7 @@ class Calls:
 
     create_job = Endpoint(calls.create_job)
     create_jobs = Endpoint(calls.create_jobs)
+    get_named_job = Endpoint(calls.get_named_job)
     put_job = Endpoint(calls.put_job)
     update_job = Endpoint(calls.update_job)
     job_versions = Listing(calls.job_versions)

@@ -44,6 +44,15 @@ async def get_jobs(db: Database, who: Identity, ids: Sequence[str]) -> list[dict
     return [_document(who, rows[id_]) for id_ in ids]
 
 
+async def get_named(db: Database, who: Identity, name: str) -> dict[str, Any]:
+    """The open job of a name."""
+    async with db.tenant(who.tenant_id, "catalog") as connection:
+        row = await connection.fetchrow(SQL["get_named"], who.tenant_id, name)
+    if row is None:
+        raise NotFound(f"there is no open job named {name[:128]!r}")
+    return _document(who, row)
+
+
 async def list_jobs(
     db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int
 ) -> list[dict[str, Any]]:

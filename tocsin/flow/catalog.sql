@@ -26,6 +26,10 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
 -- :include columns
  where j.tenant_id = $1 and j.id = any($2::uuid[])
 
+-- :name get_named
+-- :include columns
+ where j.tenant_id = $1 and j.name = $2 and j.state in ('active', 'paused')
+
 -- :name list
 -- :include columns
  where j.tenant_id = $1

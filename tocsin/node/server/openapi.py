@@ -70,7 +70,7 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
         *("resources", "placement", "concurrency_key", "rate_limit"),
         *("circuit", "depends_on", "secrets", "notify"),
     ),
-    "Schedule": ("max_runs", "calendar"),
+    "Schedule": ("max_runs",),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
 _ALWAYS = (400, 401, 403, 404, 422, 431, 503)
@@ -104,6 +104,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/jobs/batch"): Operation(
         "Create many jobs, all or none", Jobs, 201, JobBatch, keyed=True, problems=(409, 429)
     ),
+    ("GET", "/v1/jobs/by-name/{name}"): Operation("Read the open job of this name", Job),
     ("PUT", "/v1/jobs/by-name/{name}"): Operation(
         "Create the job of this name, or replace it; the same document makes no new version",
         *(Job, 200, JobSpec),

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, PreconditionFailed, TooLarge
+from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, NotFound, PreconditionFailed, TooLarge
 from tocsin.flow import catalog, edit
 from tocsin.flow.edit import Edited
 from tocsin.flow.shared.idempotency import Replay
@@ -47,6 +47,14 @@ async def change_job(call: Call) -> Reply:
     except Replay as replay:
         return await _again(call, replay)
     return await _changed(call, done)
+
+
+@route("GET", "/v1/jobs/by-name/{name}", "jobs.read")
+async def get_named_job(call: Call) -> Reply:
+    name = call.request.params["name"]
+    if not re.fullmatch(NAME, name):
+        raise NotFound("there is no job of this name, for it is none")
+    return _answer(await catalog.get_named(call.node.db, call.who, name))
 
 
 @route("PUT", "/v1/jobs/by-name/{name}", "jobs.write")
