@@ -6,12 +6,15 @@ Instants are strings made by `clock.iso`.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from tocsin.model.access import Role
+from tocsin.model.calendars import MOST_DAYS, Mode, Weekday
+from tocsin.model.ical import LONGEST_TEXT
 from tocsin.model.job import JobSpec, Name, RunRequest, Schedule
 from tocsin.model.scalars import Instant, decode_scalar, encode_scalar
 
@@ -71,6 +74,16 @@ class PreviewRequest(_Body):
     count: Annotated[int, Meta(ge=1, le=100)] = 10
     after: Instant | None = None
     name: Name | None = None
+
+
+class CalendarRequest(_Body):
+    """A calendar's days by date, by weekday, and from the events of an iCalendar file; `mode` says what becomes of
+    occurrences on them: left out, moved to the next day that is none of them, or, `only`, the others left out."""
+
+    mode: Mode = "skip"
+    days: Annotated[list[date], Meta(max_length=MOST_DAYS)] = []
+    weekdays: Annotated[list[Weekday], Meta(max_length=7)] = []
+    ical: Annotated[str, Meta(max_length=LONGEST_TEXT)] | None = None
 
 
 class Nothing(_Body):

@@ -80,7 +80,7 @@ def test_refuses_what_a_job_would_be_refused_for() -> None:
     with pytest.raises(InvalidInput):
         look(text="every other day at 9:00")
     with pytest.raises(NotSupported):
-        look(cron="0 9 * * *", calendar="holidays")
+        look(cron="0 9 * * *", max_runs=3)
 
 
 @pytest.mark.parametrize(

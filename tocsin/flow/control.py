@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow.shared import audit
+from tocsin.flow.shared import audit, calendars
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import opened, seen
 from tocsin.flow.shared.transitions import SQL as SHARED
@@ -106,7 +106,7 @@ async def _resume_trigger(
         if held_at > now:
             return []
         return hints(await stage(connection, [NewRun(who.tenant_id, new_id(now), job_id, "schedule", held_at)]))
-    table = _timetable(who, job_id, job)
+    table = await _timetable(connection, who, job_id, job)
     missed = missed_until(table, held_at, now, "skipped_paused")
     await note_missed(connection, counted(Key(who.tenant_id, job_id), now, missed))
     after = held_at if held_at > now else table.next_after(now)
@@ -114,9 +114,10 @@ async def _resume_trigger(
     return []
 
 
-def _timetable(who: Identity, job_id: str, job: Row) -> Timetable:
+async def _timetable(connection: Connection, who: Identity, job_id: str, job: Row) -> Timetable:
     schedule = msgspec.json.decode(job["schedule"] or "null", type=Schedule | None, dec_hook=decode_scalar)
-    return timetable(schedule, job["anchor"], seed_of(who.tenant, job["name"], job_id))
+    known = await calendars.named_by(connection, who.tenant_id, schedule)
+    return timetable(schedule, job["anchor"], seed_of(who.tenant, job["name"], job_id), known and known.calendar)
 
 
 async def cancel(
@@ -137,7 +138,7 @@ async def cancel(
         if job["state"] in ("active", "paused"):
             trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
             if trigger is not None:
-                table, now = _timetable(who, job_id, job), job["now"]
+                table, now = await _timetable(connection, who, job_id, job), job["now"]
                 unplanned = still_owed(table, trigger["next_fire_at"], trigger["held_at"], now)
                 await note_missed(connection, counted(Key(who.tenant_id, job_id), now, unplanned))
             await connection.execute(SQL["stop_trigger"], who.tenant_id, job_id)

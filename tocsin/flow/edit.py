@@ -22,7 +22,8 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, InvalidInput, PreconditionFailed
-from tocsin.flow.shared import audit
+from tocsin.flow.shared import audit, calendars
+from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
@@ -42,7 +43,17 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, Misfire, Schedule, check
 from tocsin.model.misfire import Missed, still_owed
-from tocsin.model.schedule import check_schedule, describe, first_fire, hashes, seed_of, spread, stands_for, timetable
+from tocsin.model.schedule import (
+    check_calendar,
+    check_schedule,
+    describe,
+    first_fire,
+    hashes,
+    seed_of,
+    spread,
+    stands_for,
+    timetable,
+)
 from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.wire import decode_job_spec, encode
 
@@ -68,6 +79,8 @@ class _Edit(NamedTuple):
     old: JobSpec
     new: JobSpec
     horizon: timedelta
+    old_calendar: Known | None
+    calendar: Known | None
 
     @property
     def key(self) -> Key:
@@ -142,10 +155,14 @@ async def _change(
     horizon: timedelta,
 ) -> Edited:
     stored = job["spec"].encode()
-    this = _Edit(connection, who, job, decode_job_spec(stored), change(stored), horizon)
-    check(this.new)
-    if this.new.schedule is not None and this.new.schedule != this.old.schedule:
-        check_schedule(this.new.schedule, now)  # one that stays may name a time that is past by now
+    old, new = decode_job_spec(stored), change(stored)
+    check(new)
+    if new.schedule is not None and new.schedule != old.schedule:
+        check_schedule(new.schedule, now)  # one that stays may name a time that is past by now
+    by = [await calendars.named_by(connection, who.tenant_id, spec.schedule) for spec in (old, new)]
+    this = _Edit(connection, who, job, old, new, horizon, *by)
+    if this.moves and new.schedule is not None and this.calendar is not None:
+        check_calendar(new.schedule, this.calendar.calendar, now, this.seed)
     text = encode(this.new).decode()
     # Both as if read from the database: the default 0 of a number is read as 0.0, which is another text.
     again = encode(decode_job_spec(text)).decode()
@@ -162,6 +179,8 @@ async def _change(
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
     version = await _store(this, text, lane_id, clock)
+    if this.moves:
+        await _use(this)
     woken = await _limit(this)
     woken += hints(await (_move(this, trigger, clock) if this.moves else _make_again(this, gone, clock["now"])))
     await audit.record(connection, audit.entry(who, "job.edit", f"job:{job['id']}", version=version))
@@ -193,6 +212,15 @@ async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
         if getattr(error, "constraint_name", None) == "jobs_name":
             raise Conflict(f"a job named {spec.name!r} exists already", code="name_taken") from error
         raise
+
+
+async def _use(this: _Edit) -> None:
+    """Write down which calendar the job goes by from now on."""
+    if this.calendar is not None and this.new.schedule is not None:
+        name = this.new.schedule.calendar or ""
+        await calendars.use(this.connection, [Use(*this.key, name, this.calendar.version)])
+    elif this.old_calendar is not None:
+        await calendars.leave(this.connection, *this.key)
 
 
 async def _limit(this: _Edit) -> list[Hint]:
@@ -230,7 +258,8 @@ async def _move(this: _Edit, trigger: Row | None, clock: Row) -> list[Row]:
                 this.connection, [NewRun(this.key.tenant_id, new_id(first), this.key.id, "schedule", at)]
             )
     else:
-        first = timetable(spec.schedule, anchor, this.seed).next_after(clock["after"])
+        table = timetable(spec.schedule, anchor, this.seed, this.calendar and this.calendar.calendar)
+        first = table.next_after(clock["after"])
     await _set_trigger(this, trigger, first)
     return []
 
@@ -248,7 +277,8 @@ async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime],
     due = [at for at in gone if at <= now]
     missed = [Missed("cancelled", len(due), due[0], due[-1])] if due else []
     if trigger is not None:
-        table = timetable(this.old.schedule, this.job["anchor"], this.old_seed)
+        by = this.old_calendar and this.old_calendar.calendar
+        table = timetable(this.old.schedule, this.job["anchor"], this.old_seed, by)
         missed += still_owed(table, trigger["next_fire_at"], trigger["held_at"], now)
     await note_missed(this.connection, counted(this.key, now, missed))
 

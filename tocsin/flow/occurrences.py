@@ -9,9 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from tocsin.errors import NotFound
+from tocsin.flow.shared import calendars
 from tocsin.model.access import Identity
+from tocsin.model.calendars import Calendar
 from tocsin.model.ids import lowest_id
-from tocsin.model.job import Schedule
+from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.occurrences import Owed, Piece, Place, Record, Told, tell
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, timetable
@@ -42,10 +44,13 @@ async def occurrences(
         job = await connection.fetchrow(SQL["job"], who.tenant_id, job_id)
         if job is None:
             raise NotFound("there is no such job")
+        known = await calendars.named_by(connection, who.tenant_id, _schedule(job))
         versions = await connection.fetch(SQL["versions"], who.tenant_id, job_id, MOST_VERSIONS)
         records = await _records(connection, (who.tenant_id, job_id), from_, to, place, limit + 1)
     start = place or Place(from_, _NOBODY, from_ - TICK)
-    found = list(islice(tell(records, _owed(who, job_id, job, versions), start, to), limit + 1))
+    found = list(
+        islice(tell(records, _owed(who, job_id, job, versions, known and known.calendar), start, to), limit + 1)
+    )
     more = found[limit - 1][1] if len(found) > limit else None
     return Page([told for told, _ in found[:limit]], more)
 
@@ -61,7 +66,7 @@ async def _records(
     return [Record(*row) for row in rows]
 
 
-def _owed(who: Identity, job_id: str, job: Row, versions: list[Row]) -> Owed:
+def _owed(who: Identity, job_id: str, job: Row, versions: list[Row], calendar: Calendar | None) -> Owed:
     cursor = job["next_fire_at"] or job["held_at"]
     # When each schedule began to count, newest first: the present one, then those it had before.
     begun = [*(v["successor_after"] for v in versions), job["created_at"] - TICK]
@@ -69,15 +74,25 @@ def _owed(who: Identity, job_id: str, job: Row, versions: list[Row]) -> Owed:
         Piece(_timetable(who, job_id, version), after, version["owed_until"])
         # Where we stopped looking, it is not known when the oldest one began.
         for version, after in list(zip(versions, begun[1:], strict=True))[: MOST_VERSIONS - 1]
-        if version["anchor"] is not None and not decode_job_spec(version["spec"]).once
+        if version["anchor"] is not None and _recurs(decode_job_spec(version["spec"]))
     ]
     if job["once"]:  # told by its records alone: what it stands for may be the instant it was stored at
         return Owed(past[::-1], Never() if cursor is None else Once(cursor), cursor)
-    coming = _timetable(who, job_id, job)
-    present = Piece(coming, begun[0], job["ended_at"] if cursor is None else cursor - TICK)
+    coming = _timetable(who, job_id, job, calendar)
+    # What an earlier state of its calendar would have left is not known.
+    since = max(begun[0], job["by_calendar_since"] or begun[0])
+    present = Piece(coming, since, job["ended_at"] if cursor is None else cursor - TICK)
     return Owed([*past[::-1], present], coming, cursor, None if job["held_at"] is None else job["now"])
 
 
-def _timetable(who: Identity, job_id: str, version: Row) -> Timetable:
-    schedule = msgspec.json.decode(version["schedule"], type=Schedule, dec_hook=decode_scalar)
-    return timetable(schedule, version["anchor"], seed_of(who.tenant, version["name"], job_id))
+def _recurs(spec: JobSpec) -> bool:
+    """Whether a version's instants are known: those of a calendar that may have changed since are not."""
+    return not spec.once and (spec.schedule is None or spec.schedule.calendar is None)
+
+
+def _timetable(who: Identity, job_id: str, version: Row, calendar: Calendar | None = None) -> Timetable:
+    return timetable(_schedule(version), version["anchor"], seed_of(who.tenant, version["name"], job_id), calendar)
+
+
+def _schedule(version: Row) -> Schedule | None:
+    return msgspec.json.decode(version["schedule"] or "null", type=Schedule | None, dec_hook=decode_scalar)

@@ -6,12 +6,15 @@ reaches more than a minute late) are decided here, by the pure rule of `model.sc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
+from tocsin.flow.shared import calendars
+from tocsin.flow.shared.calendars import CalendarKey, Known
 from tocsin.flow.shared.transitions import Hint, Key, Missed, NewRun, counted, hints, note_missed, stage
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
@@ -45,7 +48,8 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
         if not rows:
             return PlanResult(0, [], False)
         until = rows[0]["now"] + horizon
-        planned = [(row, _owed(row, until)) for row in rows]
+        known = await calendars.read(connection, map(_calendar, rows))
+        planned = [(row, _owed(row, until, known)) for row in rows]
         moved = await _advance(connection, planned)
         kept = [(row, owed) for row, owed in planned if row["job_id"] in moved]
         staged = await stage(connection, [run for row, owed in kept for run in _runs(row, owed)])
@@ -58,9 +62,13 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
     return PlanResult(len(kept), hints(staged), len(rows) == BATCH)
 
 
-def _owed(row: Row, until: datetime) -> Planned:
-    schedule = _schedule(row["schedule"])
-    table = timetable(schedule, row["anchor"], _seed(row))
+def _calendar(row: Row) -> CalendarKey | None:
+    return calendars.key_of(row["tenant_id"], _schedule(row["schedule"]))
+
+
+def _owed(row: Row, until: datetime, known: Mapping[CalendarKey, Known]) -> Planned:
+    schedule, key = _schedule(row["schedule"]), _calendar(row)
+    table = timetable(schedule, row["anchor"], _seed(row), None if key is None else known[key].calendar)
     return misfire(schedule, table, row["next_fire_at"], row["now"], until)
 
 

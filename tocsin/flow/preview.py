@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from tocsin.flow.shared.calendars import named_by
 from tocsin.model.access import Identity
 from tocsin.model.job import Schedule
 from tocsin.model.preview import Preview, minute_of, preview
@@ -19,7 +20,12 @@ async def preview_schedule(
     db: Database, who: Identity, schedule: Schedule, after: datetime | None, count: int, name: str | None
 ) -> Preview:
     """Words, instants and warnings for a job that would be made at `after`, or now; raises what would be refused."""
-    found = preview(schedule, after or db.clock.now(), count, who.tenant, name)
+    calendar = None
+    if schedule.calendar is not None:
+        async with db.tenant(who.tenant_id, "preview") as connection:
+            known = await named_by(connection, who.tenant_id, schedule)
+            calendar = known and known.calendar
+    found = preview(schedule, after or db.clock.now(), count, who.tenant, name, calendar)
     if found.runs:
         sharing = await _sharing(db, who, minute_of(found.runs[0]))
         if sharing >= MANY:

@@ -5,21 +5,23 @@ A job that is due within the horizon gets its run at once; any other gets a curs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
-from tocsin.flow.shared import audit
+from tocsin.flow.shared import audit, calendars
+from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
+from tocsin.model.calendars import Calendar
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
-from tocsin.model.schedule import check_schedule, first_fire, seed_of, stands_for
+from tocsin.model.schedule import check_calendar, check_schedule, first_fire, seed_of, stands_for
 from tocsin.model.strict import refuse_nul
 from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation, columns, sparse_columns
 from tocsin.telemetry import SUBMITTED
@@ -35,6 +37,11 @@ class JobRequest(NamedTuple):
     spec: JobSpec
     spec_json: str
     wish: Wish | None
+
+    @property
+    def by_calendar(self) -> bool:
+        """Whether when it falls due is not told by its document alone."""
+        return self.spec.schedule is not None and self.spec.schedule.calendar is not None
 
 
 class RunsRequest(NamedTuple):
@@ -78,6 +85,7 @@ class _NewJob(NamedTuple):
     lane: LaneKey
     cursor: datetime | None
     run: NewRun | None
+    use: Use | None
 
     @property
     def tenant_and_name(self) -> tuple[int, str]:
@@ -85,16 +93,50 @@ class _NewJob(NamedTuple):
         return self.request.who.tenant_id, self.request.spec.name or self.id
 
 
-def _new_jobs(requests: Sequence[JobRequest], now: datetime, horizon: timedelta) -> list[_NewJob]:
-    return [
-        _NewJob(place, id_, request, lane_key(request.spec), *_first(id_, request, now, horizon))
-        for place, (id_, request) in enumerate(zip(new_ids(now, len(requests)), requests, strict=True))
-    ]
+def _new_jobs(
+    requests: Sequence[JobRequest], now: datetime, horizon: timedelta, known: Mapping[CalendarKey, Known]
+) -> list[_NewJob]:
+    out = []
+    for place, (id_, request) in enumerate(zip(new_ids(now, len(requests)), requests, strict=True)):
+        key = _calendar(request)
+        found = None if key is None else known.get(key)
+        use = None if key is None or found is None else Use(key.tenant_id, id_, key.name, found.version)
+        first = _first(id_, request, now, horizon, found and found.calendar)
+        out.append(_NewJob(place, id_, request, lane_key(request.spec), *first, use))
+    return out
 
 
-def _first(id_: str, request: JobRequest, now: datetime, horizon: timedelta) -> tuple[datetime | None, NewRun | None]:
+def _calendar(request: JobRequest) -> CalendarKey | None:
+    return calendars.key_of(request.who.tenant_id, request.spec.schedule)
+
+
+async def _calendars(
+    db: Database, requests: Sequence[JobRequest], now: datetime
+) -> tuple[dict[CalendarKey, Known], dict[int, InvalidInput]]:
+    """The calendars that these jobs name, and those jobs that cannot go by theirs."""
+    named = {i: key for i, request in enumerate(requests) if (key := _calendar(request)) is not None}
+    if not named:
+        return {}, {}
+    async with db.transaction("submit") as connection:
+        known = await calendars.read(connection, named.values())
+    refused: dict[int, InvalidInput] = {}
+    for i, key in named.items():
+        who, spec = requests[i].who, requests[i].spec
+        try:
+            if key not in known:
+                raise calendars.unknown(key.name)
+            if spec.schedule is not None:
+                check_calendar(spec.schedule, known[key].calendar, now, seed_of(who.tenant, spec.name, ""))
+        except InvalidInput as problem:
+            refused[i] = problem
+    return known, refused
+
+
+def _first(
+    id_: str, request: JobRequest, now: datetime, horizon: timedelta, calendar: Calendar | None
+) -> tuple[datetime | None, NewRun | None]:
     who, spec = request.who, request.spec
-    first = first_fire(spec.schedule, now, None, seed_of(who.tenant, spec.name, id_))
+    first = first_fire(spec.schedule, now, None, seed_of(who.tenant, spec.name, id_), calendar)
     if first is None or not spec.once or first > now + horizon:
         return first, None
     return None, NewRun(who.tenant_id, new_id(max(first, now)), id_, "schedule", stands_for(spec.schedule, now))
@@ -105,9 +147,11 @@ async def submit_jobs(
 ) -> tuple[list[Answer], list[Hint]]:
     """Store every job that can be stored; answers in the order of the requests. One commit, unless a name is taken."""
     now = db.clock.now()
-    jobs = _new_jobs(requests, now, horizon)
+    known, refused_days = await _calendars(db, requests, now)
+    jobs = _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane for job in jobs})
     answers: dict[int, Answer] = {job.place: _no_pool(job, "pool") for job in jobs if job.lane not in lane_of}
+    answers |= refused_days
     found: list[Hint] = []
     without_twins = False
     while batch := [job for job in jobs if job.place not in answers]:
@@ -131,7 +175,7 @@ async def _commit_jobs(
     db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
 ) -> tuple[dict[int, Answer], list[Hint]]:
     """All of them, but for those that are replays; raises NameTaken and stores none."""
-    alone = all(job.run is None and job.request.wish is None for job in jobs)
+    alone = all(job.run is None and job.use is None and job.request.wish is None for job in jobs)
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
@@ -273,7 +317,7 @@ async def _drop_keys(connection: Connection, wishes: list[Wish | None]) -> None:
 async def _store_jobs(
     connection: Connection, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime, audited: bool = True
 ) -> None:
-    """Jobs, cursors, limits and audit rows, in one statement."""
+    """Jobs, cursors, limits and audit rows, in one statement; in another, which calendars they go by."""
     rows = [
         (
             who.tenant_id,
@@ -300,6 +344,7 @@ async def _store_jobs(
     ]
     if rows:
         await connection.execute(SQL["store"], *sparse_columns(rows))
+        await calendars.use(connection, [job.use for job in jobs if job.use is not None])
 
 
 _tenant_and_name = attrgetter("tenant_and_name")
@@ -317,7 +362,10 @@ async def submit_batch(
 ) -> tuple[Stored | Replay, list[Hint]]:
     """Store all of one caller's jobs or none, in one transaction; raises why none. One audit row, one key."""
     now = db.clock.now()
-    jobs = _new_jobs(requests, now, horizon)
+    known, refused_days = await _calendars(db, requests, now)
+    for i, problem in refused_days.items():
+        raise _in_batch(i, problem)
+    jobs = _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane for job in jobs})
     for job in jobs:
         if job.lane not in lane_of:
@@ -349,6 +397,11 @@ async def _commit_batch(
         await audit.record(connection, audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids))
     SUBMITTED.inc(len(jobs))
     return Stored(ids, now), staged
+
+
+def _in_batch(i: int, problem: InvalidInput) -> InvalidInput:
+    problem.errors = [error | {"path": f"jobs[{i}].{error['path']}"} for error in problem.errors or []]
+    return problem
 
 
 def _refuse_twins(requests: Sequence[JobRequest]) -> None:

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from tocsin.errors import InvalidInput
 from tocsin.model.localdays import FARTHEST_DAYS
+from tocsin.model.scalars import EARLIEST, LATEST
 from tocsin.model.timetable import TICK, Timetable
 from tocsin.model.zones import DAY_SECONDS, Stretch, day_at, share_of_day, to_instant, to_seconds
 
@@ -39,6 +40,8 @@ class Calendar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         days, weekdays = sorted(set(self.days)), sorted(set(self.weekdays), key=WEEKDAYS.index)
         if not days and not weekdays:
             raise InvalidInput.field("days", "invalid", "name a day at least, by its date or as a weekday")
+        if days and not EARLIEST.date() <= days[0] <= days[-1] <= LATEST.date():
+            raise InvalidInput.field("days", "invalid", "lie between 1970 and 2999")
         if len(weekdays) == 7:
             raise InvalidInput.field("weekdays", "invalid", "are not all seven")
         return Calendar(mode=self.mode, days=tuple(days), weekdays=tuple(weekdays))

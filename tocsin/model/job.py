@@ -233,8 +233,5 @@ def _not_built(spec: JobSpec) -> Iterator[str]:
         yield "overlap"
     if isinstance(spec.target, ProcessTarget) and spec.target.shell:
         yield "target.shell"
-    schedule = spec.schedule
-    if schedule is not None:
-        for name in ("max_runs", "calendar"):
-            if getattr(schedule, name) is not None:
-                yield f"schedule.{name}"
+    if spec.schedule is not None and spec.schedule.max_runs is not None:
+        yield "schedule.max_runs"

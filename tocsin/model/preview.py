@@ -7,9 +7,10 @@ from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple, Protocol, runtime_checkable
 from zoneinfo import ZoneInfo
 
+from tocsin.model.calendars import Calendar
 from tocsin.model.job import JobSpec, ProcessTarget, Schedule, check
 from tocsin.model.scalars import LATEST
-from tocsin.model.schedule import check_schedule, describe, hashes, seed_of, spread, timetable
+from tocsin.model.schedule import check_calendar, check_schedule, describe, hashes, seed_of, spread, timetable
 from tocsin.model.timetable import Once, Timetable, Within
 from tocsin.model.words import clock, length
 from tocsin.model.zones import DAY_SECONDS, Share, day_at, share_of_day, to_instant, to_seconds, zone
@@ -37,12 +38,16 @@ class _ByTheClock(Protocol):
         """How many times of a date are named, whatever the clock does on it."""
 
 
-def preview(schedule: Schedule, after: datetime, count: int, tenant: str, name: str | None) -> Preview:
+def preview(
+    schedule: Schedule, after: datetime, count: int, tenant: str, name: str | None, calendar: Calendar | None = None
+) -> Preview:
     """What a job made at `after` would do; raises what would be refused."""
     check(JobSpec(target=ProcessTarget(command=["true"]), schedule=schedule))
     seed = seed_of(tenant, name, "")
     check_schedule(schedule, after, seed)
-    table = timetable(schedule, after, seed)
+    if calendar is not None:
+        check_calendar(schedule, calendar, after, seed)
+    table = timetable(schedule, after, seed, calendar)
     runs = [max(table.at, after)] if isinstance(table, Once) else list(_next(table, after, count))
     warnings = [*_about_spacing(schedule, runs, seed, name), *_about_moves(table, after, schedule.timezone)]
     return Preview(describe(schedule, seed), runs, warnings)

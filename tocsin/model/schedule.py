@@ -18,6 +18,7 @@ import msgspec
 from tocsin.clock import EPOCH, iso
 from tocsin.errors import InvalidInput
 from tocsin.model import cron, interval, phrases, rrule, words
+from tocsin.model.calendars import Calendar
 from tocsin.model.job import ONCE_KINDS, Schedule
 from tocsin.model.localdays import FARTHEST_YEARS, LocalDays, OneTime
 from tocsin.model.misfire import minus
@@ -28,6 +29,7 @@ from tocsin.model.zones import zone
 SHORTEST_EVERY = timedelta(seconds=1)
 LONGEST_DELAY = timedelta(days=3660)
 LONGEST_JITTER = timedelta(days=1)
+MOST_MOVED = 100
 _SECOND = timedelta(seconds=1)
 _HASHED = re.compile(r"(?<![A-Z])H(?![A-Z])")
 
@@ -37,8 +39,10 @@ def seed_of(tenant: str, name: str | None, job_id: str) -> str:
     return f"{tenant}/{name or job_id}"
 
 
-def timetable(schedule: Schedule | None, anchor: datetime, seed: str = "") -> Timetable:
-    """The instants a checked schedule owes."""
+def timetable(
+    schedule: Schedule | None, anchor: datetime, seed: str = "", calendar: Calendar | None = None
+) -> Timetable:
+    """The instants a checked schedule owes, as the calendar that it names leaves them."""
     if schedule is None:
         return Once(anchor)
     if schedule.text is not None:
@@ -49,7 +53,10 @@ def timetable(schedule: Schedule | None, anchor: datetime, seed: str = "") -> Ti
         return Once(anchor + schedule.delay.delta)
     starting_at = schedule.starting_at.at if schedule.starting_at else None
     until = schedule.until.at if schedule.until else None
-    return within(_recurring(schedule, anchor, starting_at, seed), starting_at, until)
+    named = _recurring(schedule, anchor, starting_at, seed)
+    if calendar is not None:
+        named = calendar.of(named, zone(schedule.timezone))
+    return within(named, starting_at, until)
 
 
 def _recurring(schedule: Schedule, anchor: datetime, starting_at: datetime | None, seed: str) -> Timetable:
@@ -101,10 +108,14 @@ def understood(schedule: Schedule, anchor: datetime) -> Schedule:
 
 
 def first_fire(
-    schedule: Schedule | None, now: datetime, anchor: datetime | None = None, seed: str = ""
+    schedule: Schedule | None,
+    now: datetime,
+    anchor: datetime | None = None,
+    seed: str = "",
+    calendar: Calendar | None = None,
 ) -> datetime | None:
     """When a job made at `now` is first due: never before `now`, so that an `at` a little in the past runs at once."""
-    table = timetable(schedule, anchor or now, seed)
+    table = timetable(schedule, anchor or now, seed, calendar)
     return max(table.at, now) if isinstance(table, Once) else table.next_after(now - TICK)
 
 
@@ -178,7 +189,7 @@ def _readable(schedule: Schedule, now: datetime, seed: str) -> Schedule:
 
 def _check_bounds(schedule: Schedule, meant: Schedule) -> None:
     if meant.kind == "manual" or meant.kind in ONCE_KINDS:
-        for name in ("starting_at", "until", "jitter"):
+        for name in ("starting_at", "until", "jitter", "calendar"):
             if getattr(schedule, name) is not None:
                 raise InvalidInput.field(f"schedule.{name}", "invalid", "goes with recurring schedules only")
     starting_at, until, jitter = schedule.starting_at, schedule.until, schedule.jitter
@@ -200,6 +211,19 @@ def _check_left(schedule: Schedule, now: datetime, seed: str) -> None:
     raise InvalidInput.field(f"schedule.{schedule.kind}", "never_fires", message)
 
 
+def check_calendar(schedule: Schedule, calendar: Calendar, now: datetime, seed: str = "") -> None:
+    """Refuse a checked schedule that has nothing left beside the calendar it names, or too much to be moved by it."""
+    if first_fire(schedule, now, None, seed, calendar) is None:
+        message = "leaves nothing of the schedule from now on"
+        raise InvalidInput.field("schedule.calendar", "never_fires", message)
+    if calendar.mode != "next_business_day":
+        return
+    first = first_fire(schedule, now, None, seed) or now
+    if timetable(schedule, now, seed).count(first - TICK, first + timedelta(days=1)) > MOST_MOVED:
+        message = f"moves occurrences to the next business day, at most {MOST_MOVED} a day; skip them instead"
+        raise InvalidInput.field("schedule.calendar", "too_often", message)
+
+
 # ── in plain words ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -218,6 +242,8 @@ def describe(schedule: Schedule | None, seed: str = "") -> str:
         out += f", starting at {schedule.starting_at}"
     if schedule.until is not None:
         out += f", until {schedule.until}"
+    if schedule.calendar is not None:
+        out += f", by the calendar {schedule.calendar}"
     if schedule.jitter is not None:
         out += f", each run up to {words.length(schedule.jitter.delta)} later"
     return out

@@ -24,7 +24,7 @@ from tocsin.node.gateway import Gateway
 from tocsin.node.group import GroupCommit
 from tocsin.node.loop import Loop
 from tocsin.node.planner import Planner
-from tocsin.node.reaper import Caretaker, Reaper, Sweeper
+from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
 from tocsin.node.server.app import build
 from tocsin.node.server.http import Authenticator
 from tocsin.node.server.protocol import HttpServer
@@ -73,6 +73,7 @@ class Node:
             Planner(self.db, self.horizon, self.tell),
             Reaper(self.db, self.specs, self.tell),
             Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
+            Follower(self.db, self.tell),
             Caretaker(self.db),
             self.events,
         ]

@@ -1,12 +1,12 @@
 """The loops that keep house: the reaper takes back what lost workers held, the sweeper is the safety net under
-everything that waits, the caretaker makes partitions and measures."""
+everything that waits, the follower keeps jobs up with their calendars, the caretaker makes partitions and measures."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 
-from tocsin.flow import events, fleet, partitions, reap, sweep
+from tocsin.flow import calendars, events, fleet, partitions, reap, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
@@ -59,6 +59,23 @@ class Sweeper(Loop):
         if woken:
             self._hint(woken)
         return 1.0
+
+
+class Follower(Loop):
+    """Every few seconds, and when woken: jobs that are behind their calendars are planned anew, wave by wave."""
+
+    name = "follower"
+
+    def __init__(self, db: Database, hint: Hear) -> None:
+        super().__init__()
+        self._db = db
+        self._hint = hint
+
+    async def run_once(self) -> float:
+        wave = await calendars.follow(self._db)
+        if wave.hints:
+            self._hint(wave.hints)
+        return 0 if wave.jobs >= calendars.WAVE else 5.0
 
 
 class Caretaker(Loop):

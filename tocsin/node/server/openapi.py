@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import _json_schema as json_schema
 
 import tocsin
 from tocsin.model.access import PERMISSIONS
+from tocsin.model.calendars import Mode
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.node.server.replies import (
@@ -30,6 +31,7 @@ from tocsin.node.server.replies import (
     Logs,
     LogsStored,
     MadeRunBatch,
+    NamedCalendar,
     NewKeyReply,
     Occurrence,
     Page,
@@ -42,6 +44,7 @@ from tocsin.node.server.replies import (
     Worker,
 )
 from tocsin.wire import (
+    CalendarRequest,
     Claim,
     ClaimAnswer,
     JobBatch,
@@ -167,6 +170,20 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/dead-letters/discard"): Operation(
         "Discard dead letters; their history stays", Discarded, body=Letters, keyed=True, problems=(409,)
     ),
+    ("PUT", "/v1/calendars/{name}"): Operation(
+        "Make a calendar, or make it another; its jobs follow. An iCalendar file may also be the body (text/calendar)",
+        *(NamedCalendar, 200, CalendarRequest),
+        also=(201,),
+        query=("mode",),
+        keyed=True,
+        versioned=True,
+        problems=(409,),
+    ),
+    ("GET", "/v1/calendars"): Operation("List calendars, by name", Page[NamedCalendar], query=_PAGED),
+    ("GET", "/v1/calendars/{name}"): Operation("Read a calendar", NamedCalendar),
+    ("DELETE", "/v1/calendars/{name}"): Operation(
+        "Delete a calendar that no open job goes by", None, 204, keyed=True, versioned=True, problems=(409,)
+    ),
     ("GET", "/v1/workers"): Operation("List workers", Page[Worker], query=_PAGED),
     ("GET", "/v1/workers/{id}"): Operation("Read a worker", Worker),
     ("POST", "/v1/workers/{id}/drain"): Operation("Let a worker finish what it has and leave", Worker),
@@ -204,6 +221,10 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "to": ("only those made before this time", _TIME),
     "/v1/jobs/{id}/occurrences?from": ("instants from this one on; a day before `to` unless given", _TIME),
     "/v1/jobs/{id}/occurrences?to": ("instants before this one, a year later at most; now unless given", _TIME),
+    "mode": (
+        "what becomes of occurrences on the days of an iCalendar file that is the body; skip unless given",
+        {"type": "string", "enum": list(get_args(Mode))},
+    ),
     "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
     "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
     "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),
@@ -240,6 +261,7 @@ _EXAMPLES: dict[Any, Any] = {
     },
     Patch: {"priority": 900, "description": None},
     PreviewRequest: {"schedule": {"text": "last friday of the month at 6pm", "timezone": "Europe/Berlin"}, "count": 3},
+    CalendarRequest: {"mode": "skip", "days": ["2026-12-25", "2027-01-01"], "weekdays": ["SAT", "SUN"]},
     RunRequest: {"args": {"day": "2026-12-01"}, "priority": 900},
     RunBatch: {"runs": [{"args": {"day": "2026-12-01"}}, {"args": {"day": "2026-12-02"}}]},
     Reason: {"reason": "the report is wrong"},
@@ -360,7 +382,7 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _reply_headers(op: Operation) -> Iterator[tuple[str, Any]]:
-    if op.reply is Job:
+    if op.reply in (Job, NamedCalendar):
         yield "ETag", {"description": "the version", "schema": {"type": "string"}}
     if op.keyed:
         yield "Idempotent-Replayed", {"description": "`true` on a repeat", "schema": {"type": "string"}}

@@ -5,11 +5,13 @@ A reply may have more fields than these, never less.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
 from tocsin.model.access import Role
+from tocsin.model.calendars import Mode, Weekday
 from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import Instant
 from tocsin.wire import RunError
@@ -117,6 +119,18 @@ class Occurrence(Reply):
     reason: str | None
     run_id: Id | None
     state: RunState | None
+
+
+class NamedCalendar(Reply):
+    """Days, in order, and what becomes of occurrences on them."""
+
+    name: str
+    version: int
+    mode: Mode
+    days: list[date]
+    weekdays: list[Weekday]
+    created_at: Instant
+    updated_at: Instant
 
 
 class Version(Reply):

@@ -1,6 +1,18 @@
 """The routes of API v1 for people and programs: thin, each a few lines around one step. A module per noun."""
 
-from tocsin.node.server.routes import dead, edits, events, fleet, jobs, occurrences, planned, runs, schedules
+from tocsin.node.server.routes import calendars, dead, edits, events, fleet, jobs, occurrences, planned, runs, schedules
 from tocsin.node.server.routes.table import ROUTES
 
-__all__ = ["ROUTES", "dead", "edits", "events", "fleet", "jobs", "occurrences", "planned", "runs", "schedules"]
+__all__ = [
+    "ROUTES",
+    "calendars",
+    "dead",
+    "edits",
+    "events",
+    "fleet",
+    "jobs",
+    "occurrences",
+    "planned",
+    "runs",
+    "schedules",
+]

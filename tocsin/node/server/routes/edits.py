@@ -161,6 +161,8 @@ async def create_jobs(call: Call) -> Reply:
     stored = await call.node.submit_batch(requests, call.wish)
     if isinstance(stored, Replay):
         return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)
+    if any(request.by_calendar for request in requests):
+        return answer({"items": await catalog.get_jobs(call.node.db, call.who, stored.ids)}, 201)
     made = ((id_, r.spec, r.spec_json) for id_, r in zip(stored.ids, requests, strict=True))
     return answer({"items": catalog.new_documents(call.who, made, stored.at)}, 201)
 

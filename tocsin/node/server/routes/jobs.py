@@ -28,6 +28,8 @@ async def create_job(call: Call) -> Reply:
     request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):
+        if request.by_calendar:
+            return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0]), 201)
         [job_text] = catalog.new_documents(call.who, [(stored.ids[0], spec, request.spec_json)], stored.at)
         return answer(job_text, 201, {"etag": '"1"'})
     [job] = await documents_again(call, stored)
