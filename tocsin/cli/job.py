@@ -1,4 +1,4 @@
-"""`tocsin job`: create, put, update, list, show, versions, pause, resume, cancel, delete, run."""
+"""`tocsin job`: create, put, update, list, show, versions, pause, resume, cancel, delete, run, occurrences."""
 
 import json
 import re
@@ -286,6 +286,38 @@ def run(
         answer = client.run_job(find_job_id(client, job), given, at=at, priority=priority)
     told = f"run {answer['id']} {answer.get('state', '')}; tocsin run logs -f {answer['id']}"
     print_done(answer, told, as_json, ids)
+
+
+def _span(item: Document) -> str:
+    """When it was owed: an instant, or from the first to the last of many."""
+    first, last = local(item["from"]), local(item["to"])
+    return first if first == last else f"{first} – {last}"
+
+
+OCCURRENCES = [
+    Column("OWED", _span),
+    Column("COUNT", lambda item: str(item["count"])),
+    Column("STATUS", lambda item: item["status"]),
+    Column("STATE", lambda item: item.get("state") or "", state=True),
+    Column("REASON", lambda item: item.get("reason") or ""),
+    Column("RUN", lambda item: item.get("run_id") or "", whole=True),
+]
+
+
+@app.command()
+def occurrences(
+    job: JobRef,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="From this instant on; a day before --to if not given.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="Before this instant, which may be to come; now if not given.")] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    as_json: Json = False,
+) -> None:
+    """Show what a job owed and what became of it, oldest first."""
+    with connect() as client:
+        found = client.occurrences(find_job_id(client, job), from_=from_, to=to, limit=page_size(limit))
+        print_list(found, OCCURRENCES, limit=limit, as_json=as_json)
 
 
 # ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────

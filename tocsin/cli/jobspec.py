@@ -19,7 +19,7 @@ from tocsin.cli.shared import assignments, json_object, json_value
 Document = dict[str, Any]
 
 KINDS = ("text", "cron", "every", "interval", "rrule", "at", "delay", "manual")
-_BOUNDS = ("timezone", "starting_at", "until", "jitter")
+_BOUNDS = ("timezone", "starting_at", "until", "jitter", "calendar")
 
 
 def compact(**values: Any) -> Document:
@@ -50,6 +50,7 @@ class Flags:
     starting_at: Annotated[str | None, typer.Option(help="No occurrence before this instant.")] = None
     until: Annotated[str | None, typer.Option(help="No occurrence after this instant.")] = None
     jitter: Annotated[str | None, typer.Option(help="Begin each run up to so long later, always the same.")] = None
+    calendar: Annotated[str | None, typer.Option(help="Go by this calendar.")] = None
     python: Annotated[str | None, typer.Option(help="A function of the workers instead of a command.")] = None
     kwargs: Annotated[str | None, typer.Option(help="Its arguments, a JSON object.")] = None
     env: Annotated[list[str] | None, typer.Option(help="A variable of the command.", metavar="NAME=VALUE")] = None
@@ -85,7 +86,7 @@ class Flags:
         )
 
     def _when(self) -> Document:
-        names = (*KINDS, "starting_at", "until", "jitter")
+        names = (*KINDS, "starting_at", "until", "jitter", "calendar")
         return {name: getattr(self, name) for name in names} | {"timezone": self.tz}
 
     def _schedule_patch(self) -> Document:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tocsin import __version__
-from tocsin.cli import dead, events, fleet, job, key, run, schedule, serve, tenant, tools
+from tocsin.cli import calendar, dead, events, fleet, job, key, run, schedule, serve, tenant, tools
 from tocsin.cli.shared import EXIT_CODES, Root, act_for
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, dead, schedule, fleet, tenant, key):
+for room in (job, run, dead, schedule, calendar, fleet, tenant, key):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

@@ -24,6 +24,7 @@ def preview(
     starting_at: Annotated[str | None, typer.Option(help="No occurrence before this instant.")] = None,
     until: Annotated[str | None, typer.Option(help="No occurrence after this instant.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Begin each run up to so long later, always the same.")] = None,
+    calendar: Annotated[str | None, typer.Option(help="Go by this calendar.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the job that will have it: H and jitter follow from it.")] = None,
     count: Annotated[int, typer.Option(min=1, max=100, help="How many instants.", metavar="N")] = 10,
     as_json: Json = False,
@@ -32,7 +33,7 @@ def preview(
     schedule = jobspec.schedule(
         manual=False,
         **{"cron": cron, "text": text, "every": every, "rrule": rrule, "interval": interval},
-        **{"timezone": tz, "starting_at": starting_at, "until": until, "jitter": jitter},
+        **{"timezone": tz, "starting_at": starting_at, "until": until, "jitter": jitter, "calendar": calendar},
     )
     if schedule is None:
         raise typer.BadParameter("give a cron expression, --text, --every, --rrule or --interval")

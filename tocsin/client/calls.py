@@ -101,6 +101,17 @@ def job_versions(job_id: str, *, limit: int | None = None) -> Call[Page]:
     return _list("v1", "jobs", job_id, "versions", limit=limit)
 
 
+def occurrences(
+    job_id: str,
+    *,
+    from_: datetime | str | None = None,
+    to: datetime | str | None = None,
+    limit: int | None = None,
+) -> Call[Page]:
+    """What a job owed and what became of it, oldest first: `{status, from, to, count, reason, run_id, state}`."""
+    return _list("v1", "jobs", job_id, "occurrences", from_=from_, to=to, limit=limit)
+
+
 def preview_schedule(
     schedule: Mapping[str, Any], *, count: int | None = None, after: datetime | None = None, name: str | None = None
 ) -> Call[Document]:
@@ -171,6 +182,35 @@ def run_job(
 def run_batch(job_id: str, runs: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None) -> Call[Document]:
     """Ask for up to 5,000 runs at once, all or none: `[{"args": …}, …]`."""
     return _post("v1", "jobs", job_id, "runs", "batch", body={"runs": list(runs)}, key=idempotency_key)
+
+
+# ── calendars ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def put_calendar(
+    name: str,
+    calendar: Mapping[str, Any],
+    *,
+    if_match: int | None = None,
+    idempotency_key: str | None = None,
+) -> Call[Document]:
+    """Make a calendar, or make it another: `{"mode", "days", "weekdays"}`, or `{"ical": "…"}` to read days from."""
+    return _write("PUT", "v1", "calendars", name, body=calendar, key=idempotency_key, if_match=if_match)
+
+
+def get_calendar(name: str) -> Call[Document]:
+    """One calendar."""
+    return _get("v1", "calendars", name)
+
+
+def list_calendars(*, limit: int | None = None) -> Call[Page]:
+    """Calendars, by name."""
+    return _list("v1", "calendars", limit=limit)
+
+
+def delete_calendar(name: str, *, if_match: int | None = None) -> Call[Document]:
+    """Delete a calendar that no open job goes by."""
+    return _delete("v1", "calendars", name, if_match=if_match)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -91,6 +91,7 @@ class Calls:
     job_versions = Listing(calls.job_versions)
     get_job = Endpoint(calls.get_job)
     preview_schedule = Endpoint(calls.preview_schedule)
+    occurrences = Listing(calls.occurrences)
     list_jobs = Listing(calls.list_jobs)
     delete_job = Endpoint(calls.delete_job)
     pause_job = Endpoint(calls.pause_job)
@@ -106,6 +107,11 @@ class Calls:
     retry_run = Endpoint(calls.retry_run)
     logs = Listing(calls.logs)
     events = Following(calls.events)
+
+    put_calendar = Endpoint(calls.put_calendar)
+    get_calendar = Endpoint(calls.get_calendar)
+    list_calendars = Listing(calls.list_calendars)
+    delete_calendar = Endpoint(calls.delete_calendar)
 
     list_dead = Listing(calls.list_dead)
     redrive_dead = Endpoint(calls.redrive_dead)
