@@ -46,6 +46,21 @@ async def test_pause_retracts_what_nobody_holds_and_sets_the_cursor_back(scene: 
     assert await scene.value("select count(*) from audit where action = 'job.pause'") == 1
 
 
+async def test_what_was_recorded_before_a_pause_is_not_counted_again_after_it(scene: Scene) -> None:
+    job = await scene.job(schedule={"every": "PT1M"}, overlap="queue")
+    await scene.sql.execute("update jobs set created_at = created_at - interval '4 minutes 30 seconds'")
+    await scene.sql.execute("update triggers set next_fire_at = next_fire_at - interval '30 seconds'")
+    await scene.occur(job, 210, 150, 90, 30)
+    await scene.sql.execute("update runs set state = 'ready'")
+    [held] = await scene.taken(W, 1)
+    assert await scene.take() == []
+    assert await scene.missed(job) == [("coalesced", 1), ("coalesced", 1)] and len(await scene.states(job)) == 2
+    await do(scene, "pause", job)
+    await do(scene, "resume", job)
+    assert sorted(await scene.missed(job)) == [("coalesced", 1), ("coalesced", 1), ("skipped_paused", 1)]
+    await scene.end(W, end_of(held))
+
+
 async def test_resume_before_the_next_occurrence_loses_nothing(scene: Scene) -> None:
     job = await scene.job(schedule={"every": "PT5S"})
     await plan(scene.db, HORIZON)

@@ -30,7 +30,7 @@ from tocsin.flow.shared.transitions import (
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.model.job import Schedule
-from tocsin.model.misfire import missed_until, still_owed
+from tocsin.model.misfire import Missed, missed_until, still_owed
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, timetable
 from tocsin.model.timetable import Timetable
@@ -66,7 +66,7 @@ async def pause(
         job = await _open_job(connection, who, job_id, "paused", version)
         if job["state"] == "active":
             trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
-            first = await _retract(connection, who, job_id, trigger)
+            first = await _retract(connection, who, job_id, job, trigger)
             if trigger is not None or first is not None:
                 await connection.execute(SQL["hold_trigger"], who.tenant_id, job_id, first)
             await connection.execute(SQL["hold"], who.tenant_id, job_id)
@@ -199,8 +199,17 @@ async def _open_job(connection: Connection, who: Identity, job_id: str, verb: st
     return opened(await _locked_job(connection, who, job_id, version), verb)
 
 
-async def _retract(connection: Connection, who: Identity, job_id: str, trigger: Row | None) -> datetime | None:
-    """Un-make what nobody holds; answers where the cursor belongs now."""
-    gone = await retract(connection, Key(who.tenant_id, job_id))
+async def _retract(
+    connection: Connection, who: Identity, job_id: str, job: Row, trigger: Row | None
+) -> datetime | None:
+    """Un-make what nobody holds; answers where the cursor belongs now.
+
+    What was due already is counted at once: a cursor set back to it would also stand before occurrences that were
+    claimed or recorded meanwhile, and they would be counted again."""
+    key = Key(who.tenant_id, job_id)
+    gone = await retract(connection, key)
+    due = [] if job["once"] else [at for at in gone if at <= job["now"]]
+    if due:
+        await note_missed(connection, counted(key, job["now"], [Missed("skipped_paused", len(due), due[0], due[-1])]))
     cursor = trigger["next_fire_at"] if trigger is not None else None
-    return min((at for at in (*gone[:1], cursor) if at is not None), default=None)
+    return min((at for at in (*gone[len(due) :][:1], cursor) if at is not None), default=None)
