@@ -72,12 +72,10 @@ class Schedule(_Part, frozen=True):
     @property
     def kind(self) -> str:
         """Which of the eight is given (`check` has seen that it is exactly one)."""
-        return self.kinds[0]
-
-    @property
-    def kinds(self) -> list[str]:
-        """Those of the eight that are given."""
-        return [kind for kind, value in zip(SCHEDULE_KINDS, _kinds_of(self), strict=True) if value is not None]
+        for place, value in enumerate(_kinds_of(self)):
+            if value is not None:
+                return SCHEDULE_KINDS[place]
+        raise ValueError("none is given")
 
 
 SCHEDULE_KINDS = ("manual", "at", "delay", "cron", "every", "interval", "rrule", "text")
@@ -159,9 +157,10 @@ class JobSpec(_Part, frozen=True):
     @property
     def once(self) -> bool:
         """True if the job owes one occurrence at most, and is completed by it."""
-        if self.schedule is None or self.schedule.kind in ONCE_KINDS:
+        schedule = self.schedule
+        if schedule is None or schedule.at is not None or schedule.delay is not None:
             return True
-        return self.schedule.text is not None and phrases.is_once(self.schedule.text)
+        return schedule.text is not None and phrases.is_once(schedule.text)
 
 
 class RunRequest(_Part, frozen=True):
@@ -187,8 +186,9 @@ def check(spec: JobSpec) -> None:
 
 def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.schedule is not None:
-        given = spec.schedule.kinds
-        if len(given) != 1:
+        values = _kinds_of(spec.schedule)
+        if values.count(None) != len(values) - 1:
+            given = [kind for kind, value in zip(SCHEDULE_KINDS, values, strict=True) if value is not None]
             yield (
                 "schedule",
                 f"give exactly one of {', '.join(SCHEDULE_KINDS)}" + (f", not {' and '.join(given)}" if given else ""),

@@ -26,6 +26,7 @@ Row = Any  # asyncpg.Record: a tuple whose columns are also found by name
 Connection = Any  # asyncpg.Connection, or a pool's proxy of one
 UniqueViolation = asyncpg.UniqueViolationError
 MINIMUM_VERSION = 150_000
+_WARM = 4  # connections of each pool that are there before anybody asks: making one takes longer than most calls
 
 _SESSION = {
     "search_path": "tocsin",
@@ -152,7 +153,7 @@ class Database:
         try:
             return await asyncpg.create_pool(
                 self.url,
-                min_size=1,
+                min_size=min(size, _WARM),
                 max_size=size,
                 timeout=10,
                 command_timeout=60,
