@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from tests.flow.kit import HORIZON, Scene, end_of
 from tocsin.clock import iso
 from tocsin.flow import sweep
 from tocsin.flow.plan import plan
+from tocsin.model.ids import new_id
 
 W = str(uuid.uuid4())
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -179,10 +181,11 @@ async def test_planners_claims_pauses_and_edits_at_once_leave_no_instant_untold(
     job = await scene.job(schedule={"every": "PT1S"}, overlap="allow")
     await age(scene, job, 20 * timedelta(seconds=1))
     await scene.employ(W)
-    over = asyncio.Event()
+    over, one_ran = asyncio.Event(), asyncio.Event()
     url = f"/v1/jobs/{job['id']}"
 
     async def owner() -> None:
+        await one_ran.wait()
         for i in range(8):
             await scene.api.call("PATCH", url, json={"priority": i})
             if i % 3 == 1:
@@ -199,6 +202,8 @@ async def test_planners_claims_pauses_and_edits_at_once_leave_no_instant_untold(
         while not over.is_set():
             rows = await scene.take(2, W)
             await scene.end(W, *map(end_of, rows))
+            if rows:
+                one_ran.set()
             await sweep.release_waiting(scene.db)
 
     async def reader() -> None:
@@ -209,3 +214,31 @@ async def test_planners_claims_pauses_and_edits_at_once_leave_no_instant_untold(
     told = await occurrences(scene, job)
     assert "unknown" not in {i["reason"] for i in told}
     assert {"ran", "planned"} <= {i["status"] for i in told}
+
+
+@pytest.mark.parametrize("limit", [7, 100, 500])
+async def test_records_come_in_the_order_of_their_instants_whatever_their_ids(scene: Scene, limit: int) -> None:
+    """A thousand seconds, planned up to a minute late or much later, in an order that their ids do not show."""
+    job = await scene.job(schedule={"every": "PT1S"})
+    await age(scene, job, timedelta(seconds=1000))
+    first = await cursor(scene, job)
+    rng = random.Random(7)
+    rows = []
+    for i in range(1000):
+        at = first + timedelta(seconds=i)
+        ready = at + timedelta(seconds=rng.choice([0, rng.random() * 59, rng.random() * 600]))
+        rows.append((new_id(ready), job["id"], at, ready))
+    await scene.sql.executemany(
+        "insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, fence, trigger,"
+        " priority, failures, losses, max_attempts, scheduled_for, ready_at, finished_at)"
+        " values (1, $1, 1, $2, 1, true, 'succeeded', 'succeeded', 1, 'schedule', 500, 0, 0, 1, $3, $4, $4)",
+        rows,
+    )
+    await scene.sql.execute("update triggers set next_fire_at = $1", first + timedelta(seconds=1000))
+    told = await occurrences(scene, job, to=first + timedelta(seconds=1000), limit=limit)
+    assert [i["run_id"] for i in told] == [row[0] for row in rows]
+    assert {i["status"] for i in told} == {"ran"}
+
+
+async def cursor(scene: Scene, job: Item) -> datetime:
+    return await scene.value("select next_fire_at from triggers where job_id = $1", job["id"])  # type: ignore[no-any-return]

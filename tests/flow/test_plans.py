@@ -13,11 +13,41 @@ import asyncpg
 import pytest
 
 from tests.conftest import Cluster
-from tocsin.flow import claim, control, edit, events, fleet, history, plan, reap, report, submit, sweep
+from tocsin.flow import (
+    calendars,
+    claim,
+    control,
+    edit,
+    events,
+    fleet,
+    history,
+    occurrences,
+    plan,
+    reap,
+    report,
+    submit,
+    sweep,
+)
+from tocsin.flow.shared import calendars as shared_calendars
 from tocsin.flow.shared import specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
-STEPS = (claim, control, edit, events, fleet, plan, reap, report, submit, sweep, specs, transitions)
+STEPS = (
+    calendars,
+    shared_calendars,
+    claim,
+    control,
+    edit,
+    events,
+    fleet,
+    plan,
+    reap,
+    report,
+    submit,
+    sweep,
+    specs,
+    transitions,
+)
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events")
 FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start"}
 # They read the front of an index, or a bounded part of a table, on purpose.
@@ -103,6 +133,23 @@ async def test_a_run_is_read_by_its_id(lying: asyncpg.Connection) -> None:
     assert not whole_scans(lines, "get_live", await leading_columns(lying)), "\n".join(lines)
     [looks_at_jobs] = [i for i, line in enumerate(lines) if " on jobs j" in line]
     assert re.search(r"Index Cond: .*\bid = ", lines[looks_at_jobs + 1])
+
+
+async def test_records_of_a_schedule_are_found_by_their_instants_or_ids(lying: asyncpg.Connection) -> None:
+    await partitioned(lying)
+    leads = await leading_columns(lying)
+    await lying.execute("set role tocsin_app; set enable_hashjoin = on; set enable_mergejoin = on")
+    for name in ("records", "begun_before"):
+        lines = [row[0] for row in await explained(lying, occurrences.SQL[name])]
+        assert not whole_scans(lines, name, leads), "\n".join(lines)
+        conditions = [line for line in lines if "Index Cond" in line]
+        assert conditions and all(re.search(r"scheduled_for|first_for|run_id", line) for line in conditions), name
+
+
+async def partitioned(connection: asyncpg.Connection) -> None:
+    """A day of history: without one nothing of it is planned."""
+    await connection.execute("reset role; set role tocsin_owner")
+    await connection.execute("create table history_test partition of history for values from (minvalue) to (maxvalue)")
 
 
 def test_a_turned_plan_is_noticed() -> None:

@@ -12,7 +12,7 @@ from tocsin.errors import NotFound
 from tocsin.flow.shared import calendars
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
-from tocsin.model.ids import lowest_id
+from tocsin.model.ids import instant_of, lowest_id
 from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.occurrences import Owed, Piece, Place, Record, Told, tell
 from tocsin.model.scalars import decode_scalar
@@ -23,8 +23,10 @@ from tocsin.wire import decode_job_spec
 
 SQL = Sql(__file__)
 MOST_VERSIONS = 1000
-# How far a clock of ours may have been behind when it made an id.
-_SLACK = timedelta(minutes=1)
+# How far the id of a row that began in time may lie from its instant: a minute, and a clock of ours.
+_SLACK = timedelta(minutes=2)
+# More than the occurrences there may be in that time.
+_MORE = 300
 _NOBODY = "00000000-0000-0000-0000-000000000000"
 
 
@@ -46,7 +48,7 @@ async def occurrences(
             raise NotFound("there is no such job")
         known = await calendars.named_by(connection, who.tenant_id, _schedule(job))
         versions = await connection.fetch(SQL["versions"], who.tenant_id, job_id, MOST_VERSIONS)
-        records = await _records(connection, (who.tenant_id, job_id), from_, to, place, limit + 1)
+        records = await _records(connection, (who.tenant_id, job_id), place or from_, to, limit + 1)
     start = place or Place(from_, _NOBODY, from_ - TICK)
     found = list(
         islice(tell(records, _owed(who, job_id, job, versions, known and known.calendar), start, to), limit + 1)
@@ -56,14 +58,19 @@ async def occurrences(
 
 
 async def _records(
-    connection: Connection, job: tuple[int, str], from_: datetime, to: datetime, place: Place | None, most: int
+    connection: Connection, job: tuple[int, str], start: Place | datetime, to: datetime, most: int
 ) -> list[Record]:
-    first, id_ = (from_, _NOBODY) if place is None else place[:2]
-    lowest = lowest_id(from_ - _SLACK)
-    rows = await connection.fetch(SQL["records"], *job, first, id_, to, lowest, most)
-    if place is None:
-        rows = await connection.fetch(SQL["begun_before"], *job, from_) + rows
-    return [Record(*row) for row in rows]
+    """The records behind a place, or from an instant on, in order: `most` of them at least, if there are so many."""
+    first, id_ = (start, _NOBODY) if isinstance(start, datetime) else start[:2]
+    ids = lowest_id(first - _SLACK), lowest_id(to + _SLACK)
+    rows = await connection.fetch(SQL["records"], *job, first, id_, to, *ids, most, most + _MORE)
+    by_id = [row["id"] for row in rows if row["by_id"]]
+    if len(by_id) == most + _MORE:  # behind the last of them may be one that comes before it
+        known_until = instant_of(max(by_id)) - _SLACK
+        rows = [row for row in rows if row["first"] < known_until]
+    if isinstance(start, datetime):
+        rows += await connection.fetch(SQL["begun_before"], *job, start)
+    return sorted((Record(*row[:8]) for row in rows), key=lambda record: (record.first, record.id))
 
 
 def _owed(who: Identity, job_id: str, job: Row, versions: list[Row], calendar: Calendar | None) -> Owed:

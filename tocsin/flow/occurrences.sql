@@ -20,35 +20,50 @@ select v.spec ->> 'name' as name, (v.spec -> 'schedule')::text as schedule, v.sp
  limit $3
 
 -- :name records
--- Live and final rows of a job's schedule behind a place, in order. A row's id is never older than the instants it
--- stands for, so that partitions of days before them are not looked at.
---   $1 tenant  $2 job  $3 the place: first instant  $4 and id  $5 before  $6 the lowest id there may be  $7 limit
-select * from (
-    (select r.id::text as id, r.scheduled_for as first, r.scheduled_for as last, 1 as count, r.state,
-            null::text as reason, true as live, r.attempt > 0 as started
-       from runs r
-      where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'
-        and (r.scheduled_for, r.id) > ($3, $4::uuid) and r.scheduled_for < $5
-      order by r.scheduled_for
-      limit $7)
+-- Live, counted and final rows of a job's schedule behind a place. Those that began in time (within a minute) are found
+-- by their ids, and are the first in the order of ids only, which is about that of their instants; late ones by an index
+-- of their own. No id is older than the instants it stands for, so that days before are not looked at.
+--   $1 tenant  $2 job  $3 the place: first instant  $4 and id  $5 before  $6 $7 the ids there may be  $8 limit
+--   $9 limit of those found by id
+(select r.id::text as id, r.scheduled_for as first, r.scheduled_for as last, 1 as count, r.state,
+        null::text as reason, true as live, r.attempt > 0 as started, false as by_id
+   from runs r
+  where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'
+    and (r.scheduled_for, r.id) > ($3, $4::uuid) and r.scheduled_for < $5
+  order by r.scheduled_for
+  limit $8)
 union all
-    (select h.run_id::text, coalesce(h.first_for, h.scheduled_for), h.scheduled_for, h.count, h.state,
-            h.reason, false, h.outcome is not null or h.attempt > 1
-       from history h
-      where h.tenant_id = $1 and h.job_id = $2 and h.trigger = 'schedule' and h.final and h.run_id >= $6::uuid
-        and (coalesce(h.first_for, h.scheduled_for), h.run_id) > ($3, $4::uuid)
-        and coalesce(h.first_for, h.scheduled_for) < $5
-      order by coalesce(h.first_for, h.scheduled_for), h.run_id
-      limit $7)
-) both_sides
-order by first, id
-limit $7
+(select h.run_id::text, h.first_for, h.scheduled_for, h.count, h.state, h.reason, false, false, false
+   from history h
+  where h.tenant_id = $1 and h.job_id = $2 and h.run_id >= $6::uuid
+    and (h.first_for, h.run_id) > ($3, $4::uuid) and h.first_for < $5
+  order by h.first_for, h.run_id
+  limit $8)
+union all
+(select h.run_id::text, h.scheduled_for, h.scheduled_for, 1, h.state,
+        h.reason, false, h.outcome is not null or h.attempt > 1, false
+   from history h
+  where h.tenant_id = $1 and h.job_id = $2 and h.trigger = 'schedule' and h.final and h.run_id >= $6::uuid
+    and h.first_for is null and h.ready_at - h.scheduled_for > interval '1 minute'
+    and (h.scheduled_for, h.run_id) > ($3, $4::uuid) and h.scheduled_for < $5
+  order by h.scheduled_for, h.run_id
+  limit $8)
+union all
+(select h.run_id::text, h.scheduled_for, h.scheduled_for, 1, h.state,
+        h.reason, false, h.outcome is not null or h.attempt > 1, true
+   from history h
+  where h.tenant_id = $1 and h.job_id = $2 and h.trigger = 'schedule' and h.final
+    and h.run_id >= $6::uuid and h.run_id < $7::uuid
+    and h.first_for is null and h.ready_at - h.scheduled_for <= interval '1 minute'
+    and (h.scheduled_for, h.run_id) > ($3, $4::uuid) and h.scheduled_for < $5
+  order by h.run_id
+  limit $9)
 
 -- :name begun_before
 -- The counted row that begins before an instant and reaches it, if there is one.
 select c.* from (
     select h.run_id::text as id, h.first_for as first, h.scheduled_for as last, h.count, h.state, h.reason,
-           false as live, false as started
+           false as live, false as started, false as by_id
       from history h
      where h.tenant_id = $1 and h.job_id = $2 and h.first_for < $3
      order by h.first_for desc
