@@ -157,6 +157,7 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     node = Node(settings)
     await node.start()
+    await node.db.warm_up()
     server = HttpServer(build(node))
     leave = asyncio.Event()
     try:

@@ -26,7 +26,6 @@ Row = Any  # asyncpg.Record: a tuple whose columns are also found by name
 Connection = Any  # asyncpg.Connection, or a pool's proxy of one
 UniqueViolation = asyncpg.UniqueViolationError
 MINIMUM_VERSION = 150_000
-_WARM = 4  # connections of each pool that are there before anybody asks: making one takes longer than most calls
 
 _SESSION = {
     "search_path": "tocsin",
@@ -149,11 +148,20 @@ class Database:
         for _ in range(3):
             await self.read_clock()
 
+    async def warm_up(self) -> None:
+        """Make all connections now: making one keeps the whole node busy for longer than most calls take. One that
+        cannot be had is tried again when it is needed."""
+        for pool in self._pools.values():
+            wanted = (pool.acquire() for _ in range(pool.get_max_size()))
+            for made in await asyncio.gather(*wanted, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await pool.release(made)
+
     async def _pool(self, role: str, size: int) -> Any:
         try:
             return await asyncpg.create_pool(
                 self.url,
-                min_size=min(size, _WARM),
+                min_size=1,
                 max_size=size,
                 timeout=10,
                 command_timeout=60,
