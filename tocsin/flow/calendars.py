@@ -137,15 +137,14 @@ async def _plan_anew(db: Database, key: Key) -> list[Hint]:
             following = timetable(schedule, job["anchor"], seed, known.calendar).next_after(clock["after"])
             await _set_trigger(connection, key, job["state"], trigger, clock["now"], following)
             due = [at for at in gone if at <= clock["now"]]
-            runs = zip(new_ids(clock["now"], len(due)), due, strict=True)
             later = spread(schedule, seed)
-            staged = await stage(connection, [NewRun(*_new(key, id_), at, ready_at=at + later) for id_, at in runs])
+            runs = [
+                NewRun(key.tenant_id, id_, key.id, "schedule", at, ready_at=at + later)
+                for id_, at in zip(new_ids(clock["now"], len(due)), due, strict=True)
+            ]
+            staged = await stage(connection, runs)
         await calendars.use(connection, [Use(*key, schedule.calendar, known.version)])
     return hints(staged)
-
-
-def _new(key: Key, run_id: str) -> tuple[int, str, str, str]:
-    return key.tenant_id, run_id, key.id, "schedule"
 
 
 async def _set_trigger(

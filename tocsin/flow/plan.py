@@ -16,7 +16,7 @@ import msgspec
 from tocsin.flow.shared import calendars
 from tocsin.flow.shared.calendars import CalendarKey, Known
 from tocsin.flow.shared.transitions import Hint, Key, Missed, NewRun, counted, hints, note_missed, stage
-from tocsin.model.ids import new_id
+from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import Schedule
 from tocsin.model.misfire import Planned, misfire
 from tocsin.model.scalars import decode_scalar
@@ -49,7 +49,8 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
             return PlanResult(0, [], False)
         until = rows[0]["now"] + horizon
         known = await calendars.read(connection, map(_calendar, rows))
-        planned = [(row, _owed(row, until, known)) for row in rows]
+        there = {None, *known}
+        planned = [(row, _owed(row, until, known)) for row in rows if _calendar(row) in there]
         moved = await _advance(connection, planned)
         kept = [(row, owed) for row, owed in planned if row["job_id"] in moved]
         staged = await stage(connection, [run for row, owed in kept for run in _runs(row, owed)])
@@ -92,11 +93,14 @@ async def _complete_missed(connection: Connection, kept: list[tuple[Row, Planned
 
 
 def _runs(row: Row, owed: Planned) -> list[NewRun]:
-    # The id carries the instant the run stands for, so that "earlier" by id is earlier by schedule, too.
+    # The id carries the instant the run stands for, so that "earlier" by id is earlier by schedule, too; those of
+    # instants that are past rise in their order.
     later = spread(_schedule(row["schedule"]), _seed(row))
+    past = sum(at <= row["now"] for at in owed.stage)
+    ids = new_ids(row["now"], past) + [new_id(at) for at in owed.stage[past:]]
     return [
-        NewRun(row["tenant_id"], new_id(max(at, row["now"])), row["job_id"], "schedule", at, ready_at=at + later)
-        for at in owed.stage
+        NewRun(row["tenant_id"], id_, row["job_id"], "schedule", at, ready_at=at + later)
+        for id_, at in zip(ids, owed.stage, strict=True)
     ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import get_args
 
 import msgspec
 
-from tocsin.errors import BadRequest, InvalidInput, NotFound, TooLarge
+from tocsin.errors import BadRequest, Contention, InvalidInput, NotFound, TooLarge
 from tocsin.flow import calendars
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.calendars import MOST_DAYS, Calendar, Mode
@@ -31,8 +32,8 @@ async def put_calendar(call: Call) -> Reply:
         done = await calendars.put(call.node.db, call.who, name, calendar, call.wish, call.version)
     except Replay as first:
         return await _answer(call, name, first.status, REPLAYED)
-    wave = await calendars.follow(call.node.db)
-    call.node.tell(wave.hints)
+    with contextlib.suppress(Contention):  # it is stored; its jobs follow by the loop, too
+        call.node.tell((await calendars.follow(call.node.db)).hints)
     return await _answer(call, name, 201 if done.made else 200)
 
 
