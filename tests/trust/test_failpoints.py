@@ -31,6 +31,8 @@ LEFT_OUT = {
     "history": "only reads",
     "catalog": "only reads",
     "logs": "only reads",
+    "occurrences": "only reads",
+    "preview": "only reads",
     "found": "runs before any server does",
     "register": "a worker that registers twice is two workers, and the first one lapses",
     "drain": "setting one flag twice is setting it once",
@@ -168,6 +170,15 @@ async def change_a_job(play: Play) -> None:
     job = await play.survive(lambda: play.send("PATCH", f"/v1/jobs/{job_id}", asked, key="edit"))
     assert (job["version"], job["priority"], job["replayed"]) == (2, 900, True)
     assert {r["job_version"] for r in await play.runs(job_id)} == {1}, "what was queued keeps its version"
+
+
+@story("calendars.before_commit", "calendars.after_commit")
+async def keep_a_calendar(play: Play) -> None:
+    asked = {"days": ["2030-12-25"], "mode": "skip"}
+    kept = await play.survive(lambda: play.send("PUT", "/v1/calendars/holidays", asked, key="calendar"))
+    assert (kept["version"], kept["days"]) == (1, ["2030-12-25"])
+    [listed] = (await play.get("/v1/calendars"))["items"]
+    assert listed["name"] == "holidays" and listed["version"] == 1
 
 
 @story("dead.before_commit", "dead.after_commit")
