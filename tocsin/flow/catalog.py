@@ -65,17 +65,19 @@ async def list_jobs(
     return [_document(who, row) for row in rows]
 
 
-def new_documents(who: Identity, jobs: Iterable[tuple[str, JobSpec, str]], at: datetime) -> list[msgspec.Raw]:
-    """Jobs of (id, spec, its JSON) as they were when they were stored at `at`, nothing that a read would know better.
-    As text: what jobs have in common is written once."""
+def new_documents(
+    who: Identity, jobs: Iterable[tuple[str, JobSpec, str, str | None]], at: datetime
+) -> list[msgspec.Raw]:
+    """Jobs of (id, spec, its JSON and its schedule's) as they were when they were stored at `at`, nothing that a read
+    would know better. As text: what jobs have in common is written once."""
     same = {"tenant": who.tenant, "version": 1, "state": "active", "created_at": iso(at), "updated_at": iso(at)}
     tail = encode(same | {"last_run": None, "stats": _NO_STATS}).decode()[1:-1]
-    known: dict[tuple[Schedule | None, str], tuple[str, str, str]] = {}
+    known: dict[tuple[str, str], tuple[str, str, str]] = {}
     out = []
-    for id_, spec, text in jobs:
-        key = (spec.schedule, seed_of(who.tenant, spec.name, id_) if _is_its_own(spec.schedule) else "")
+    for id_, spec, text, schedule in jobs:
+        key = (schedule or "null", seed_of(who.tenant, spec.name, id_) if _is_its_own(spec.schedule) else "")
         if key not in known:
-            known[key] = _new_schedule(*key, at)
+            known[key] = _new_schedule(spec.schedule, *key, at)
         plain, described, next_run = known[key]
         # The last place it stands: only a target, which comes first, may hold a caller's own objects.
         before, _, behind = text[:-1].rpartition(plain)
@@ -88,9 +90,8 @@ def _is_its_own(schedule: Schedule | None) -> bool:
     return schedule is not None and (schedule.jitter is not None or hashes(schedule))
 
 
-def _new_schedule(schedule: Schedule | None, seed: str, at: datetime) -> tuple[str, str, str]:
+def _new_schedule(schedule: Schedule | None, plain: str, seed: str, at: datetime) -> tuple[str, str, str]:
     """A schedule as it stands in a job's JSON, the same with its description, and when it first falls due."""
-    plain = encode(schedule).decode()
     words = "" if schedule is None else f',"description":{encode(describe(schedule, seed)).decode()}'
     first = first_fire(schedule, at, None, seed)
     next_run = encode(first and iso(first + spread(schedule, seed))).decode()

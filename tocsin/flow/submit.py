@@ -22,7 +22,6 @@ from tocsin.model.calendars import Calendar
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
 from tocsin.model.schedule import check_calendar, check_schedule, first_fire, seed_of, stands_for
-from tocsin.model.strict import refuse_nul
 from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation, columns, sparse_columns
 from tocsin.telemetry import SUBMITTED
 from tocsin.wire import encode
@@ -31,11 +30,12 @@ SQL = Sql(__file__)
 
 
 class JobRequest(NamedTuple):
-    """One job that somebody wants stored."""
+    """One job that somebody wants stored; its document and its schedule also as the text they are kept as."""
 
     who: Identity
     spec: JobSpec
     spec_json: str
+    schedule_json: str | None
     wish: Wish | None
 
     @property
@@ -69,11 +69,11 @@ Answer = Stored | Replay | ApiProblem
 def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) -> JobRequest:
     """Check a spec against the present and freeze it; raises what is wrong with it."""
     check(spec)
+    schedule_json = None
     if spec.schedule is not None:
         check_schedule(spec.schedule, now)
-    text = encode(spec)
-    refuse_nul(text)
-    return JobRequest(who, spec, text.decode(), wish)
+        schedule_json = encode(spec.schedule).decode()
+    return JobRequest(who, spec, encode(spec).decode(), schedule_json, wish)
 
 
 class _NewJob(NamedTuple):
@@ -332,18 +332,18 @@ async def _store_jobs(
             spec.priority,
             spec.start_deadline.delta if spec.start_deadline else None,
             encode(spec.tags).decode() if spec.tags else None,
-            now,  # the very instant the first fire is counted from: `every` is anchored at it
             job.cursor,
             who.actor if audited else None,
             who.key_id if audited else None,
-            None if spec.schedule is None else encode(spec.schedule).decode(),
+            job.request.schedule_json,
         )
         # In the order of the names, as every node takes them: two commits that share names never wait in a circle.
         for job in sorted(jobs, key=_tenant_and_name)
         for who, spec in [(job.request.who, job.request.spec)]
     ]
     if rows:
-        await connection.execute(SQL["store"], *sparse_columns(rows))
+        # `now` is the very instant the first fires are counted from: `every` is anchored at it.
+        await connection.execute(SQL["store"], *sparse_columns(rows), now)
         await calendars.use(connection, [job.use for job in jobs if job.use is not None])
 
 

@@ -193,11 +193,12 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
                 "schedule",
                 f"give exactly one of {', '.join(SCHEDULE_KINDS)}" + (f", not {' and '.join(given)}" if given else ""),
             )
-    if not 0.001 <= spec.timeout.seconds <= 7 * _DAY:
+    # What is left at its default is right; most jobs leave most of it.
+    if spec.timeout is not _HOUR and not 0.001 <= spec.timeout.seconds <= 7 * _DAY:
         yield "timeout", "must lie between 1 ms and 7 days"
     if spec.start_deadline is not None and spec.start_deadline.seconds <= 0:
         yield "start_deadline", "must be positive"
-    if spec.retry.max_delay.seconds > 7 * _DAY:
+    if spec.retry.max_delay is not _HOUR and spec.retry.max_delay.seconds > 7 * _DAY:
         yield "retry.max_delay", "must be at most 7 days"
     for key, value in spec.tags.items():
         if not _TAG.fullmatch(key) or len(value) > 256 or not value.isprintable():

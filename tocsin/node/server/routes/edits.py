@@ -163,7 +163,7 @@ async def create_jobs(call: Call) -> Reply:
         return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)
     if any(request.by_calendar for request in requests):
         return answer({"items": await catalog.get_jobs(call.node.db, call.who, stored.ids)}, 201)
-    made = ((id_, r.spec, r.spec_json) for id_, r in zip(stored.ids, requests, strict=True))
+    made = ((id_, r.spec, r.spec_json, r.schedule_json) for id_, r in zip(stored.ids, requests, strict=True))
     return answer({"items": catalog.new_documents(call.who, made, stored.at)}, 201)
 
 

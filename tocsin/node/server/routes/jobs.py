@@ -30,7 +30,8 @@ async def create_job(call: Call) -> Reply:
     if isinstance(stored, Stored):
         if request.by_calendar:
             return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0]), 201)
-        [job_text] = catalog.new_documents(call.who, [(stored.ids[0], spec, request.spec_json)], stored.at)
+        made = (stored.ids[0], spec, request.spec_json, request.schedule_json)
+        [job_text] = catalog.new_documents(call.who, [made], stored.at)
         return answer(job_text, 201, {"etag": '"1"'})
     [job] = await documents_again(call, stored)
     return _job_answer(job, 201, True)
