@@ -15,6 +15,7 @@ from bench.stand import Stand
 
 _CONNECTIONS = 32
 _SECONDS = 5.0
+_WARM_UP = 0.5  # seconds before each round that do not count
 _PACED = 1000  # requests a second of the paced rounds
 _BATCH = 1000  # jobs to a request
 _BATCH_CONNECTIONS = 4
@@ -44,9 +45,10 @@ def measure(stand: Stand) -> list[Rate]:
     run = api.post(f"/v1/jobs/{job}/runs", {})["id"]
     create = _request("POST", "/v1/jobs", stand, _JOB)
     return [
-        _round(stand, "submit, one job a request", create, _SECONDS, None),
-        _round(stand, f"submit at {_PACED:,}/s", create, _SECONDS, _PACED),
+        # First: what the others wrote is still being tidied up for a while after them.
         _round(stand, f"status by id at {_PACED:,}/s", _request("GET", f"/v1/runs/{run}", stand), _SECONDS, _PACED),
+        _round(stand, f"submit at {_PACED:,}/s", create, _SECONDS, _PACED),
+        _round(stand, "submit, one job a request", create, _SECONDS, None),
         _batches(stand),
     ]
 
@@ -76,13 +78,14 @@ def _round(
     stand: Stand, what: str, request: bytes, seconds: float, rate: int | None, connections: int = _CONNECTIONS
 ) -> Rate:
     stand.await_quiet()
-    answers: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
+    answers: multiprocessing.Queue[tuple[list[float], int]] = multiprocessing.Queue()
     client = multiprocessing.Process(
         target=_client, args=(stand.settings.port, request, seconds, rate, connections, answers), daemon=True
     )
     before = stand.cpu()
     client.start()
-    took = sorted(answers.get(timeout=seconds + 60))
+    took, asked = answers.get(timeout=seconds + 60)
+    took.sort()
     client.join()
     used = stand.cpu().since(before)
     count = len(took)
@@ -91,8 +94,8 @@ def _round(
         count / seconds,
         took[count // 2] * 1e3,
         took[count * 99 // 100] * 1e3,
-        used.trees["server"] / count * 1e6,
-        used.trees["postgres"] / count * 1e6,
+        used.trees["server"] / asked * 1e6,
+        used.trees["postgres"] / asked * 1e6,
     )
 
 
@@ -100,28 +103,36 @@ def _client(port: int, request: bytes, seconds: float, rate: int | None, connect
     answers.put(uvloop.run(_load(port, request, seconds, rate, connections)))
 
 
-async def _load(port: int, request: bytes, seconds: float, rate: int | None, connections: int) -> list[float]:
-    begin = time.perf_counter()
+async def _load(
+    port: int, request: bytes, seconds: float, rate: int | None, connections: int
+) -> tuple[list[float], int]:
+    """How long each answer took, and how many there were with those of the warm-up."""
+    start = time.perf_counter()
+    begin = start + _WARM_UP
     end = begin + seconds
     took: list[float] = []
+    asked = 0
 
     async def connection(number: int) -> None:
+        nonlocal asked
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         turn = 0
         while time.perf_counter() < end:
             # Paced: each has its own instants, and lateness counts from the instant, not from the sending.
-            due = begin + (turn * connections + number) / rate if rate else time.perf_counter()
+            due = start + (turn * connections + number) / rate if rate else time.perf_counter()
             if due >= end:
                 break
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             writer.write(request)
             await _answer(reader)
-            took.append(time.perf_counter() - due)
+            asked += 1
+            if due >= begin:
+                took.append(time.perf_counter() - due)
             turn += 1
         writer.close()
 
     await asyncio.gather(*(connection(n) for n in range(connections)))
-    return took
+    return took, asked
 
 
 async def _answer(reader: asyncio.StreamReader) -> None:

@@ -25,7 +25,7 @@ from tocsin.errors import Conflict, InvalidInput, PreconditionFailed
 from tocsin.flow.shared import audit, calendars
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.jobs import opened, seen
+from tocsin.flow.shared.jobs import columns_of, opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
 from tocsin.flow.shared.transitions import (
     Hint,
@@ -198,13 +198,7 @@ async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
             text,
             spec.name,
             lane_id,
-            spec.once,
-            None if spec.once or spec.overlap == "allow" else spec.overlap,
-            spec.max_concurrency,
-            spec.retry.max_attempts,
-            spec.priority,
-            spec.start_deadline.delta if spec.start_deadline else None,
-            encode(spec.tags).decode() if spec.tags else None,
+            *columns_of(spec),
             clock["now"] if _anchor(this.old.schedule) != _anchor(spec.schedule) else None,
             None if spec.schedule is None else encode(spec.schedule).decode(),
         )

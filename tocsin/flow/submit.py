@@ -15,6 +15,7 @@ from tocsin.flow.shared import audit, calendars
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
+from tocsin.flow.shared.jobs import columns_of
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
@@ -325,13 +326,7 @@ async def _store_jobs(
             spec.name,
             job.request.spec_json,
             lane_of[job.lane],
-            spec.once,
-            None if spec.once or spec.overlap == "allow" else spec.overlap,
-            spec.max_concurrency,
-            spec.retry.max_attempts,
-            spec.priority,
-            spec.start_deadline.delta if spec.start_deadline else None,
-            encode(spec.tags).decode() if spec.tags else None,
+            *columns_of(spec),
             job.cursor,
             who.actor if audited else None,
             who.key_id if audited else None,

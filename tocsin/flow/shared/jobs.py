@@ -1,9 +1,13 @@
-"""What every call that changes a job asks of it first, once it holds the row."""
+"""What every call that changes a job asks of it first, and what is kept of a document beside it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from tocsin.errors import Conflict, NotFound, PreconditionFailed
+from tocsin.model.job import JobSpec
 from tocsin.store.db import Row
+from tocsin.wire import encode
 
 
 def seen(job: Row | None, version: int | None) -> Row:
@@ -20,3 +24,18 @@ def opened(job: Row, verb: str) -> Row:
     if job["state"] not in ("active", "paused"):
         raise Conflict(f"a job that is {job['state']} cannot be {verb}", code=f"job_{job['state']}")
     return job
+
+
+def columns_of(spec: JobSpec) -> tuple[Any, ...]:
+    """What the steps need of a document without reading it: once, overlap, max_concurrency, max_attempts, priority,
+    start_deadline, tags."""
+    once = spec.once
+    return (
+        once,
+        None if once or spec.overlap == "allow" else spec.overlap,
+        spec.max_concurrency,
+        spec.retry.max_attempts,
+        spec.priority,
+        spec.start_deadline.delta if spec.start_deadline else None,
+        encode(spec.tags).decode() if spec.tags else None,
+    )
