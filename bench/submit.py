@@ -18,7 +18,7 @@ _SECONDS = 5.0
 _WARM_UP = 0.5  # seconds before each round that do not count
 _PACED = 1000  # requests a second of the paced rounds
 _BATCH = 1000  # jobs to a request
-_BATCH_CONNECTIONS = 4
+_BATCH_CONNECTIONS = 8
 _JOB = {"schedule": {"manual": True}, "target": {"kind": "process", "command": ["true"]}, "tags": {"team": "bench"}}
 
 

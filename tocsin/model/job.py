@@ -173,8 +173,9 @@ class RunRequest(_Part, frozen=True):
 
 def check(spec: JobSpec) -> None:
     """Refuse what decodes but means nothing, or nothing yet. Schedules in depth: `model.schedule`."""
-    wrong = [{"path": p, "code": "invalid", "message": m} for p, m in _wrong(spec)]
-    if wrong:
+    found = list(_wrong(spec))
+    if found:
+        wrong = [{"path": p, "code": "invalid", "message": m} for p, m in found]
         raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)
     missing = list(_not_built(spec))
     if missing:
