@@ -12,16 +12,14 @@ import json
 import os
 import statistics
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.stand import TENANTS, Stand, say
+from bench.stand import TENANTS, Stand, marks, say
 
 _PEERS = Path(__file__).with_name("peers.py")
 _PEERS_DATABASE = "peers"
@@ -91,7 +89,7 @@ def _median(bursts: list[Burst]) -> Burst:
 
 
 def _burst(stand: Stand, what: str, runs: int, submit: Callable[[Stand, dict[str, Any], int, datetime], None]) -> Burst:
-    with _marks() as path:
+    with marks() as path:
         offset, error = asyncio.run(_clock_offset(stand))
         due = float(int(time.time() + runs / _SUBMITS_PER_SECOND + _LEAD_SECONDS) + 1)
         target = {"kind": "python", "function": "bench.start", "kwargs": {"path": str(path)}}
@@ -177,16 +175,6 @@ def _read(path: Path, goal: int) -> list[float]:
     if count > goal:
         raise RuntimeError(f"{goal} runs made {count} starts")
     return [float(line) for line in path.read_text().splitlines()]
-
-
-@contextmanager
-def _marks() -> Iterator[Path]:
-    descriptor, name = tempfile.mkstemp(prefix="tocsin-marks-")
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        os.unlink(name)
 
 
 # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.stand import Stand, say
+from bench.stand import Stand, marks, say
 
 _GAP_SECONDS = 0.03
 _WARM_RUNS = 20
@@ -45,9 +41,9 @@ def measure(stand: Stand, *, submits: int = 200, process_submits: int = 60) -> l
     stand.api  # noqa: B018 (starts the server, which the worker needs)
     stand.start_workers(1, _SLOTS)
     try:
-        with _marks() as path:
+        with marks() as path:
             found = [_measure(stand, "python", _python_target(path), path, submits)]
-        with _marks() as path:
+        with marks() as path:
             found.append(_measure(stand, "process", _process_target(path), path, process_submits))
     finally:
         stand.stop_workers()
@@ -106,23 +102,13 @@ def _read(path: Path, goal: int) -> list[float]:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{len(lines)} of {goal} runs had started after {_WAIT_SECONDS:.0f} s")
         time.sleep(0.02)
-    marks = sorted((_sent(line), float(line.partition(" ")[0])) for line in lines)
-    if len({sent for sent, _ in marks}) != goal:
-        raise RuntimeError(f"{goal} submits made {len(marks)} starts")
-    return [(started - sent) * 1e3 for sent, started in marks]
+    starts = sorted((_sent(line), float(line.partition(" ")[0])) for line in lines)
+    if len({sent for sent, _ in starts}) != goal:
+        raise RuntimeError(f"{goal} submits made {len(starts)} starts")
+    return [(started - sent) * 1e3 for sent, started in starts]
 
 
 def _sent(line: str) -> float:
     """When the run was submitted: a number, or the run's args as a process sees them."""
     text = line.partition(" ")[2]
     return float(json.loads(text)["sent"] if text.startswith("{") else text)
-
-
-@contextmanager
-def _marks() -> Iterator[Path]:
-    descriptor, name = tempfile.mkstemp(prefix="tocsin-marks-")
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        os.unlink(name)

@@ -225,6 +225,17 @@ def stand(patience: float = 0.0) -> Iterator[Stand]:
             raise
 
 
+@contextlib.contextmanager
+def marks() -> Iterator[Path]:
+    """A file in which jobs note their starts."""
+    descriptor, name = tempfile.mkstemp(prefix="tocsin-marks-")
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        os.unlink(name)
+
+
 def _wait_for(condition: Any, process: subprocess.Popen[bytes], what: str) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not condition():

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import Conflict, InvalidInput, PreconditionFailed
+from tocsin.errors import InvalidInput, PreconditionFailed
 from tocsin.flow.shared import audit, calendars
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.jobs import columns_of, opened, seen
+from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
 from tocsin.flow.shared.transitions import (
     Hint,
@@ -54,7 +54,7 @@ from tocsin.model.schedule import (
     stands_for,
     timetable,
 )
-from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation
 from tocsin.wire import decode_job_spec, encode
 
 SQL = Sql(__file__)
@@ -202,10 +202,8 @@ async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
             clock["now"] if _anchor(this.old.schedule) != _anchor(spec.schedule) else None,
             None if spec.schedule is None else encode(spec.schedule).decode(),
         )
-    except Exception as error:
-        if getattr(error, "constraint_name", None) == "jobs_name":
-            raise Conflict(f"a job named {spec.name!r} exists already", code="name_taken") from error
-        raise
+    except UniqueViolation as error:
+        raise name_taken(spec) from error
 
 
 async def _use(this: _Edit) -> None:

@@ -15,7 +15,7 @@ from tocsin.flow.shared import audit, calendars
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
-from tocsin.flow.shared.jobs import columns_of
+from tocsin.flow.shared.jobs import columns_of, name_taken
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
@@ -193,7 +193,7 @@ async def _names_taken(db: Database, jobs: Sequence[_NewJob]) -> dict[int, Answe
         (*job.tenant_and_name, wish and wish.key, i) for i, (job, wish) in enumerate(zip(jobs, wishes, strict=True))
     ]
     rows = await db.fetch("engine", SQL["names_taken"], *columns(batch, 4))
-    return {jobs[row["i"]].place: _name_taken(jobs[row["i"]].request.spec) for row in rows}
+    return {jobs[row["i"]].place: name_taken(jobs[row["i"]].request.spec) for row in rows}
 
 
 async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[list[Answer], list[Hint]]:
@@ -345,10 +345,6 @@ async def _store_jobs(
 _tenant_and_name = attrgetter("tenant_and_name")
 
 
-def _name_taken(spec: JobSpec) -> Conflict:
-    return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")
-
-
 # ── batches of jobs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -409,7 +405,7 @@ def _refuse_twins(requests: Sequence[JobRequest]) -> None:
 
 
 def _taken_at(i: int, spec: JobSpec) -> Conflict:
-    problem = _name_taken(spec)
+    problem = name_taken(spec)
     problem.errors = [{"path": f"jobs[{i}].name", "code": problem.code, "message": problem.detail}]
     return problem
 

@@ -26,6 +26,11 @@ def opened(job: Row, verb: str) -> Row:
     return job
 
 
+def name_taken(spec: JobSpec) -> Conflict:
+    """Another open job has the name."""
+    return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")
+
+
 def columns_of(spec: JobSpec) -> tuple[Any, ...]:
     """What the steps need of a document without reading it: once, overlap, max_concurrency, max_attempts, priority,
     start_deadline, tags."""
