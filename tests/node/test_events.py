@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Api, Cluster
 from tests.flow.kit import PROCESS, Scene
-from tests.trust.cluster import Site
+from tests.cluster.cluster import Site
 from tocsin.client import AsyncClient, Event, Unreachable
 from tocsin.client.core import Call, Retries
 from tocsin.client.stream import Stream

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import Cluster
-from tests.trust.cluster import Site
+from tests.cluster.cluster import Site
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
 CHECKS = (

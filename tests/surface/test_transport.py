@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Cluster
-from tests.trust.cluster import Server, Site
+from tests.cluster.cluster import Server, Site
 
 
 @pytest.fixture

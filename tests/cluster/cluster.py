@@ -238,7 +238,7 @@ class Site:
         return await server.start() if start else server
 
     async def worker(
-        self, name: str, server: Server, slots: int = 8, module: str | None = "tests.trust.jobs:app"
+        self, name: str, server: Server, slots: int = 8, module: str | None = "tests.cluster.jobs:app"
     ) -> Worker:
         """A new worker; it has the job functions of this package."""
         worker = Worker(self, name, server, slots, module)

@@ -1,6 +1,6 @@
 """The outside checker: two ledgers and the HTTP API against the promises; it never looks into the database.
 
-    python -m tests.trust.checker --client-ledger F --job-ledger F --url U --key K
+    python -m tests.cluster.checker --client-ledger F --job-ledger F --url U --key K
 
 Exit 0: no breach. Exit 1: breaches, one a line. Exit 2: there was nothing to check, which proves nothing.
 

@@ -12,7 +12,7 @@ from tests.conftest import Cluster
 from .cluster import Site
 from .round import play
 
-# Another seed is another round: TRUST_SEED=7 make test ARGS="tests/trust/test_round.py"
+# Another seed is another round: TRUST_SEED=7 make test ARGS="tests/cluster/test_round.py"
 SEED = int(os.environ.get("TRUST_SEED", "1"))
 SECONDS = 15.0
 

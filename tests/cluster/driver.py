@@ -143,7 +143,7 @@ class Load:
     every: Sequence[str] = ("PT1S", "PT2S", "PT5S")
     max_concurrency: int | None = 3  # of the first manual job
     longest: float = 0.3
-    python: bool = False  # functions of `tests.trust.jobs:app` instead of processes
+    python: bool = False  # functions of `tests.cluster.jobs:app` instead of processes
     seed: int = 0
     pool: str = "default"
 

@@ -1,8 +1,8 @@
 """The job that keeps a ledger: notes its start and its end, outside the product, and sleeps or fails between.
 
 As a program (target `process`; needs no installation):
-    python tests/trust/jobs.py [--ledger FILE] [--seconds S] [--first-seconds S] [--fail-attempts N] [--key K]
-As functions (target `python`; `tocsin worker tests.trust.jobs:app`): `trust.work`, `trust.work_async`, `trust.note`.
+    python tests/cluster/jobs.py [--ledger FILE] [--seconds S] [--first-seconds S] [--fail-attempts N] [--key K]
+As functions (target `python`; `tocsin worker tests.cluster.jobs:app`): `trust.work`, `trust.work_async`, `trust.note`.
 
 The ledger is named by the run's args, the option, or TRUST_LEDGER in the environment. A run's args win over options:
 {"ledger", "seconds", "first_seconds", "fail_attempts", "key"}. The first attempt takes `first_seconds` where they are

@@ -1,6 +1,6 @@
 """A round: servers and workers under load, a nemesis that kills and freezes them, and the outside checker at the end.
 
-    python -m tests.trust.round [--minutes N] [--seed S] [--keep]
+    python -m tests.cluster.round [--minutes N] [--seed S] [--keep]
 
 `make test` plays a short one (`test_round.py`). The seed decides what is submitted and what is killed when; it is
 printed first, so that a round can be played again (as far as the machine's own timing allows).
