@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 
@@ -131,6 +131,8 @@ async def _keep_session(_connection: Connection) -> None:
 class Database:
     """The pools of one server node."""
 
+    session: ClassVar[dict[str, str]] = _SESSION  # what its connections set, beside what their role does
+
     def __init__(self, url: str, *, size: int = 8, failpoints: Failpoints = NO_FAILPOINTS) -> None:
         self.url = url
         self.clock = DatabaseClock()
@@ -166,7 +168,7 @@ class Database:
                 timeout=10,
                 command_timeout=60,
                 max_inactive_connection_lifetime=0,
-                server_settings=_SESSION | _ROLE[role],
+                server_settings=self.session | _ROLE[role],
                 reset=_keep_session,
             )
         except (asyncpg.InvalidParameterValueError, asyncpg.InsufficientPrivilegeError) as error:
