@@ -12,10 +12,13 @@ I5   no two starts share (run, attempt); fences rise with attempts; no attempt s
 I6   nothing changes after the end (two snapshots)
 I7   failures ≤ max_attempts, losses ≤ 3
 I8   limits hold over the intervals that the jobs themselves noted
+I9   nothing starts before what it depends on has ended as it must
 I10  no worker still holds a run
 I11  nothing starts before it is due
+I12  the audit has one record of each acknowledged write, without gaps, and its chain verifies
+I13  the log of a run that succeeded is what its winning attempt wrote, line by line
 
-Not yet: I9 (dependencies), I12 (audit chain), I13 (log bytes).
+I9 and I12 stand ready and nothing exercises them: the product has no dependencies yet, and does not show its audit.
 
 `check` is a pure function of `Evidence`; `evidence.collect` gathers it. That is how `test_checker.py` can lie to it.
 """
@@ -289,6 +292,29 @@ def most_at_once(lines: Iterable[dict[str, Any]]) -> int:
     return most
 
 
+_ENDED_AS = {"success": ("succeeded",), "failure": ("dead",), "completion": FINAL}
+
+
+def i9_parents_end_first(e: Evidence) -> Found:
+    """Within a workflow run, no attempt of a child starts before the end of each parent that it wants."""
+    named = {job["name"]: job["id"] for job in e.jobs.values() if job is not None and job.get("name")}
+    parents = {(r["workflow_run_id"], r["job_id"]): r for r in e.runs if r.get("workflow_run_id")}
+    ends = {(x["run_id"], x["fence"]): x["boottime_ns"] for x in e.lines if x["phase"] == "end"}
+    starts = {}
+    for line in e.lines:
+        if line["phase"] == "start":
+            starts[line["run_id"]] = min(line["boottime_ns"], starts.get(line["run_id"], line["boottime_ns"]))
+    for (workflow, job_id), run in parents.items():
+        for wanted in (e.jobs.get(job_id) or {}).get("depends_on") or ():
+            parent = parents.get((workflow, named.get(wanted["job"], wanted["job"])))
+            if run["id"] not in starts:
+                continue
+            if parent is None or parent["state"] not in _ENDED_AS[wanted.get("on", "success")]:
+                yield run["id"], f"ran, but {wanted['job']} is {parent['state'] if parent else 'not there'}"
+            elif ends.get((parent["id"], parent["fence"]), 0) > starts[run["id"]]:
+                yield run["id"], f"started before the end of {wanted['job']}, on which it depends"
+
+
 def i10_slots_come_back(e: Evidence) -> Found:
     for worker in e.workers:
         running = worker.get("running")
@@ -306,6 +332,42 @@ def i11_nothing_early(e: Evidence) -> Found:
             yield line["run_id"], f"attempt {line['attempt']} started {early} µs before it was due"
 
 
+_AUDITED = {"create_job": "job.create", "create_runs": "run.create", "cancel_job": "job.cancel"}
+
+
+def i12_writes_are_audited(e: Evidence) -> Found:
+    """One record of each acknowledged write (of an unanswered one there may be one), numbered without gaps."""
+    if e.audit is None:
+        return
+    if not e.audit.verified:
+        yield "audit", "its chain does not verify"
+    for before, row in pairwise(e.audit.rows):
+        if row["seq"] != before["seq"] + 1:
+            yield "audit", f"record {row['seq']} follows {before['seq']}"
+    told = Counter((row["action"], row["target"]) for row in e.audit.rows)
+    wanted, possible = Counter[tuple[str, str]](), Counter[str]()
+    for request in e.client:
+        if request["phase"] == "intent" and (action := _AUDITED.get(request["op"])):
+            reply = e.reply_to(request)
+            if reply is None:
+                possible[action] += 1
+            elif reply["status"] < 300 and "job_id" in request:
+                wanted[action, f"job:{request['job_id']}"] += 1
+            elif reply["status"] < 300:  # two requests with one new job are the concern of I1
+                wanted[action, f"job:{reply['ids'][0]}"] = 1
+    for (action, target), times in wanted.items():
+        if not times <= told[action, target] <= times + possible[action]:
+            yield target, f"{action} was acknowledged {times} times and is recorded {told[action, target]} times"
+
+
+def i13_logs_are_whole(e: Evidence) -> Found:
+    wrote = {(x["run_id"], x["attempt"], x["fence"]): x["wrote"] for x in e.lines if x.get("wrote")}
+    for run in e.runs:
+        said = wrote.get((run["id"], run["attempt"], run["fence"]))
+        if run["state"] == "succeeded" and said is not None and e.logs.get(run["id"]) != said:
+            yield run["id"], f"attempt {run['attempt']} wrote {said}, the log is {e.logs.get(run['id'])} (lines:digest)"
+
+
 RULES: dict[str, Callable[[Evidence], Found]] = {
     "I1": i1_acknowledged_creates_exist_once,
     "I2": i2_each_owed_occurrence_once,
@@ -315,8 +377,11 @@ RULES: dict[str, Callable[[Evidence], Found]] = {
     "I6": i6_the_end_is_final,
     "I7": i7_tries_are_bounded,
     "I8": i8_limits_hold,
+    "I9": i9_parents_end_first,
     "I10": i10_slots_come_back,
     "I11": i11_nothing_early,
+    "I12": i12_writes_are_audited,
+    "I13": i13_logs_are_whole,
 }
 
 
@@ -328,7 +393,8 @@ def summary(e: Evidence) -> str:
     lost = sum((run.get("losses") or 0) > 0 for run in e.runs)
     return (
         f"{len(e.jobs)} jobs, {len(e.runs)} runs ({counts}), {starts} starts noted, "
-        f"{sum((run.get('attempt') or 0) > 1 for run in e.runs)} runs tried more than once, {lost} lost a worker"
+        f"{sum((run.get('attempt') or 0) > 1 for run in e.runs)} runs tried more than once, {lost} lost a worker, "
+        f"{len(e.logs)} logs read"
     )
 
 

@@ -141,9 +141,10 @@ def _lives(process: psutil.Process) -> bool:
 class Server(Process):
     """A server node that keeps its port."""
 
-    def __init__(self, site: Site, name: str) -> None:
+    def __init__(self, site: Site, name: str, database_url: str | None) -> None:
         self.port = _free_port()
-        super().__init__(site, name, ["server"], site.settings | {"TOCSIN_PORT": str(self.port)})
+        settings = site.settings | ({"DATABASE_URL": database_url} if database_url else {})
+        super().__init__(site, name, ["server"], settings | {"TOCSIN_PORT": str(self.port)})
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def start(self, failpoints: str = "") -> Server:
@@ -167,13 +168,12 @@ class Server(Process):
 
 
 class Worker(Process):
-    """A worker of one server."""
+    """A worker, of whatever server its URL leads to."""
 
-    def __init__(self, site: Site, name: str, server: Server, slots: int, module: str | None) -> None:
+    def __init__(self, site: Site, name: str, url: str, slots: int, module: str | None) -> None:
         command = ["worker", *([module] if module else []), "--slots", str(slots), "--name", name]
-        env = {"TOCSIN_URL": server.url, "TOCSIN_WORKER_KEY": site.keys["worker_key"], "TOCSIN_HOME": site.home}
+        env = {"TOCSIN_URL": url, "TOCSIN_WORKER_KEY": site.keys["worker_key"], "TOCSIN_HOME": site.home}
         super().__init__(site, name, command, env | {"PYTHONPATH": str(ROOT), "TOCSIN_LOG_JSON": "1"})
-        self.server = server
 
     async def start(self) -> Worker:
         """Start it and wait until it is registered."""
@@ -231,17 +231,17 @@ class Site:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
-    async def server(self, name: str, *, start: bool = True) -> Server:
-        """A new server node."""
-        server = Server(self, name)
+    async def server(self, name: str, *, start: bool = True, database_url: str | None = None) -> Server:
+        """A new server node, on the site's database or by another way to it."""
+        server = Server(self, name, database_url)
         self.servers.append(server)
         return await server.start() if start else server
 
     async def worker(
-        self, name: str, server: Server, slots: int = 8, module: str | None = "tests.cluster.jobs:app"
+        self, name: str, way: Server | str, slots: int = 8, module: str | None = "tests.cluster.jobs:app"
     ) -> Worker:
-        """A new worker; it has the job functions of this package."""
-        worker = Worker(self, name, server, slots, module)
+        """A new worker of a server, or of whatever a URL leads to; it has the job functions of this package."""
+        worker = Worker(self, name, way if isinstance(way, str) else way.url, slots, module)
         self.workers.append(worker)
         return await worker.start()
 

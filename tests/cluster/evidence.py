@@ -22,6 +22,13 @@ def instant(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
 
 
+class Audit(NamedTuple):
+    """The audit as the API shows it, oldest first, and what it says of its own chain."""
+
+    rows: list[Document]
+    verified: bool
+
+
 @dataclass
 class Evidence:
     """One round, as seen from outside."""
@@ -37,6 +44,8 @@ class Evidence:
     tagged_jobs: list[str] | None = None
     key_limits: dict[str, int] = field(default_factory=dict)
     slack: timedelta = timedelta(seconds=15)
+    logs: dict[str, str] = field(default_factory=dict)  # of winning attempts that wrote something, as `jobs.digest`
+    audit: Audit | None = None  # None: the product does not show it
 
     @cached_property
     def _replies(self) -> dict[int, Document]:
@@ -46,6 +55,10 @@ class Evidence:
         """The ids that each request of a kind was answered with, by request."""
         asked = (r["n"] for r in self.client if r["phase"] == "intent" and r["op"] == op)
         return {n: self._replies[n]["ids"] for n in asked if n in self._replies and self._replies[n]["status"] < 300}
+
+    def reply_to(self, intent: Document) -> Document | None:
+        """The final answer to a request, if there was one."""
+        return self._replies.get(intent["n"])
 
     def unanswered(self) -> list[Document]:
         """Requests whose outcome nobody learned."""
@@ -120,15 +133,36 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
         # whatever is noted is known to it.
         evidence.lines = ledger.read(*job_ledgers)
         evidence.attempts = await api.attempts(r["id"] for r in evidence.runs if _has_a_story(r))
+        evidence.logs = await api.logs(_winners_that_wrote(evidence))
+        evidence.audit = await api.audit()
         if target.apart is not None:
             await asyncio.sleep(target.apart)
             evidence.later = await api.runs_of(job_ids, target.tag)
     return evidence
 
 
+def _winners_that_wrote(evidence: Evidence) -> dict[str, int]:
+    """Which runs' logs are to be read, and of which attempt."""
+    wrote = {(x["run_id"], x["attempt"], x["fence"]) for x in evidence.lines if x.get("wrote")}
+    won = (r for r in evidence.runs if r["state"] == "succeeded")
+    return {r["id"]: r["attempt"] for r in won if (r["id"], r["attempt"], r["fence"]) in wrote}
+
+
 def _has_a_story(run: Document) -> bool:
     """A run that went right at once has nothing more to tell in its attempts."""
     return (run.get("attempt") or 0) > 1 or bool(run.get("failures")) or bool(run.get("losses"))
+
+
+# What the rules look at. A long round has half a million runs, and their whole documents would not fit into memory.
+_KEPT = {
+    *("id", "job_id", "state", "outcome", "reason", "blocked_by", "attempt", "failures", "losses", "max_attempts"),
+    *("fence", "scheduled_for", "ready_at", "started_at", "finished_at", "trigger", "count", "worker"),
+    "workflow_run_id",
+}
+
+
+def _slim(run: Document) -> Document:
+    return {name: run[name] for name in run.keys() & _KEPT}
 
 
 class _Api:
@@ -161,10 +195,10 @@ class _Api:
     async def runs_of(self, job_ids: list[str], tag: str | None) -> list[Document]:
         """Runs have the tags of their jobs; without a tag each job is asked for."""
         if tag:
-            return [run async for run in self.pages("/v1/runs", tag=tag)]
+            return [_slim(run) async for run in self.pages("/v1/runs", tag=tag)]
 
         async def one(job_id: str) -> list[Document]:
-            return [run async for run in self.pages("/v1/runs", job=job_id)]
+            return [_slim(run) async for run in self.pages("/v1/runs", job=job_id)]
 
         return [run for runs in await asyncio.gather(*map(one, job_ids)) for run in runs]
 
@@ -172,3 +206,26 @@ class _Api:
         ids = list(run_ids)
         answers = await self.each("/v1/runs/{}/attempts", ids)
         return {i: (a["items"] if isinstance(a, dict) else a or []) for i, a in zip(ids, answers, strict=True)}
+
+    async def logs(self, attempts: dict[str, int]) -> dict[str, str]:
+        """The whole log of one attempt of each run, as the digest that the job noted."""
+        digests = await asyncio.gather(*(self._log(run_id, attempt) for run_id, attempt in attempts.items()))
+        return dict(zip(attempts, digests, strict=True))
+
+    async def _log(self, run_id: str, attempt: int) -> str:
+        lines: list[str] = []
+        after: int | None = 0
+        while after is not None:
+            page = await self.get(f"/v1/runs/{run_id}/logs", attempt=attempt, after=after)
+            assert isinstance(page, dict), f"{run_id} has no log"
+            lines += [line["text"] for line in page["items"]]
+            after = page["next_after"]
+        return ledger.digest(lines)
+
+    async def audit(self) -> Audit | None:
+        """All of it; None if it is not built (422)."""
+        answer = await self._http.get("/v1/audit/verify")
+        if answer.status_code in (404, 422):
+            return None
+        rows = [row async for row in self.pages("/v1/audit")]
+        return Audit(rows[::-1], bool(answer.is_success and answer.json().get("ok")))

@@ -2,11 +2,16 @@
 
 As a program (target `process`; needs no installation):
     python tests/cluster/jobs.py [--ledger FILE] [--seconds S] [--first-seconds S] [--fail-attempts N] [--key K]
+                                 [--lines N]
 As functions (target `python`; `tocsin worker tests.cluster.jobs:app`): `trust.work`, `trust.work_async`, `trust.note`.
 
 The ledger is named by the run's args, the option, or TRUST_LEDGER in the environment. A run's args win over options:
-{"ledger", "seconds", "first_seconds", "fail_attempts", "key"}. The first attempt takes `first_seconds` where they are
-given; the first `fail_attempts` attempts fail after their end is noted.
+{"ledger", "seconds", "first_seconds", "fail_attempts", "key", "lines"}. The first attempt takes `first_seconds` where
+they are given; the first `fail_attempts` attempts fail after their end is noted. `lines` are written to the log, half
+before and half after the wait, and the end notes what they were.
+
+A function's notes are not flushed to the disk (`flush: true` would): they outlive every kill of a process, and no fault
+of the suite takes the machine down.
 """
 
 from __future__ import annotations
@@ -19,9 +24,9 @@ import time
 from typing import Any
 
 if __name__ == "__main__":
-    from ledger import Appender, wall_us  # type: ignore[import-not-found]  # a script's own folder is on its path
+    from ledger import Appender, digest, wall_us  # type: ignore[import-not-found]  # a script's own folder is on its path
 else:
-    from .ledger import Appender, wall_us
+    from .ledger import Appender, digest, wall_us
 
 
 class Attempt:
@@ -44,12 +49,20 @@ class Attempt:
         self._file = Appender(path, flush=flush)
         self._who = {"run_id": run_id, "job_id": job_id, "attempt": attempt, "fence": fence, "key": key}
         self.attempt = attempt
+        self._said: list[str] = []
 
     def note(self, phase: str, ok: bool = True) -> None:
         boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._file.write(
-            self._who | {"phase": phase, "ok": ok, "boottime_ns": boottime, "wall_us": wall_us(), "pid": os.getpid()}
-        )
+        line = self._who | {"phase": phase, "ok": ok, "boottime_ns": boottime, "wall_us": wall_us()}
+        wrote = {"wrote": digest(self._said)} if self._said and phase == "end" else {}
+        self._file.write(line | {"pid": os.getpid()} | wrote)
+
+    def say(self, count: int) -> None:
+        """Write so many lines that no other attempt writes."""
+        for _ in range(count):
+            text = f"line {len(self._said)} of attempt {self.attempt} of {self._who['run_id']}: ünïcödé and  spaces"
+            print(text, flush=True)
+            self._said.append(text)
 
     def length(self, seconds: float, first_seconds: float | None) -> float:
         """How long this attempt is to take."""
@@ -72,6 +85,7 @@ def main() -> int:
     parser.add_argument("--first-seconds", type=float)
     parser.add_argument("--fail-attempts", type=int, default=0)
     parser.add_argument("--key")
+    parser.add_argument("--lines", type=int, default=0)
     options = vars(parser.parse_args()) | (json.loads(os.environ.get("TOCSIN_ARGS") or "null") or {})
     env = os.environ
     attempt = Attempt(
@@ -83,7 +97,9 @@ def main() -> int:
         options["key"],
     )
     attempt.note("start")
+    attempt.say(options["lines"] // 2)
     time.sleep(attempt.length(options["seconds"], options["first_seconds"]))
+    attempt.say(options["lines"] - options["lines"] // 2)
     try:
         attempt.finish(options["fail_attempts"])
     except RuntimeError as e:
@@ -99,8 +115,8 @@ def _make_app() -> Any:
 
     app = App()
 
-    def begin(ctx: Any, ledger: str | None, key: str | None) -> Attempt:
-        attempt = Attempt(ledger, ctx.run_id, ctx.job_id, ctx.attempt, ctx.fence, key)
+    def begin(ctx: Any, ledger: str | None, key: str | None, flush: bool) -> Attempt:
+        attempt = Attempt(ledger, ctx.run_id, ctx.job_id, ctx.attempt, ctx.fence, key, flush=flush)
         attempt.note("start")
         return attempt
 
@@ -112,17 +128,19 @@ def _make_app() -> Any:
         first_seconds: float | None = None,
         fail_attempts: int = 0,
         key: str | None = None,
+        lines: int = 0,
+        flush: bool = False,
     ) -> dict[str, Any]:
-        attempt = begin(ctx, ledger, key)
+        attempt = begin(ctx, ledger, key, flush)
+        attempt.say(lines // 2)
         time.sleep(attempt.length(seconds, first_seconds))
+        attempt.say(lines - lines // 2)
         return attempt.finish(fail_attempts)
 
     @app.function("trust.note")
     async def note(ctx: Any, ledger: str) -> None:
-        """Nothing but its notes, and those not flushed: for thousands of runs that nobody kills."""
-        attempt = Attempt(ledger, ctx.run_id, ctx.job_id, ctx.attempt, ctx.fence, None, flush=False)
-        attempt.note("start")
-        attempt.finish(0)
+        """Nothing but its notes: for thousands of runs."""
+        begin(ctx, ledger, None, flush=False).finish(0)
 
     @app.function("trust.work_async")
     async def work_async(
@@ -132,9 +150,13 @@ def _make_app() -> Any:
         first_seconds: float | None = None,
         fail_attempts: int = 0,
         key: str | None = None,
+        lines: int = 0,
+        flush: bool = False,
     ) -> dict[str, Any]:
-        attempt = begin(ctx, ledger, key)
+        attempt = begin(ctx, ledger, key, flush)
+        attempt.say(lines // 2)
         await asyncio.sleep(attempt.length(seconds, first_seconds))
+        attempt.say(lines - lines // 2)
         return attempt.finish(fail_attempts)
 
     return app

@@ -6,6 +6,7 @@ that a line torn by kill -9 never swallows the next one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -78,3 +79,9 @@ def read(*paths: str | Path) -> list[dict[str, Any]]:
 def wall_us() -> int:
     """Microseconds since 1970 on this host's wall clock, rounded down."""
     return time.time_ns() // 1000
+
+
+def digest(lines: list[str]) -> str:
+    """What was written to a log: how many lines, and what they say."""
+    text = "\n".join(lines)
+    return f"{len(lines)}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"

@@ -17,11 +17,12 @@ import pytest
 from . import jobs as job_module
 from . import ledger
 from .checker import RULES, check, most_at_once, owed_instants, summary
-from .evidence import Evidence
+from .evidence import Audit, Evidence
 
 T0 = datetime(2026, 6, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-MANUAL, EVERY, ONCE = "job-manual", "job-every", "job-once"
+MANUAL, EVERY, ONCE, PARENT, CHILD = "job-manual", "job-every", "job-once", "job-parent", "job-child"
+WROTE = ledger.digest(["a line", "another"])
 
 
 def iso(at: datetime) -> str:
@@ -33,7 +34,8 @@ def us(at: datetime) -> int:
 
 
 class Story:
-    """Tells a truthful round: three jobs, a retry, a lost worker, a coalesced stretch and a skipped occurrence."""
+    """Tells a truthful round: five jobs, a retry, a lost worker, a coalesced stretch, a skipped occurrence, a workflow
+    of two, an audit and a log."""
 
     def __init__(self) -> None:
         self.client: list[dict[str, Any]] = []
@@ -74,7 +76,7 @@ class Story:
 
 def truth() -> Evidence:
     story = Story()
-    for n, job_id in enumerate((MANUAL, EVERY, ONCE)):
+    for n, job_id in enumerate((MANUAL, EVERY, ONCE, PARENT, CHILD)):
         story.ask("create_job", [job_id], T0 - n * SECOND)
     story.ask("create_runs", ["m1", "m2", "m3"], T0, job_id=MANUAL, count=3)
     story.run("m1", MANUAL, T0, ["succeeded"], trigger="api")
@@ -86,13 +88,19 @@ def truth() -> Evidence:
     story.run("e3", EVERY, T0 + 90 * SECOND, [], reason="skipped_overlap", count=1)
     story.run("e4", EVERY, T0 + 120 * SECOND, [], reason="coalesced", count=2)
     story.run("o1", ONCE, T0, ["succeeded"])
+    story.run("p1", PARENT, T0, ["succeeded"], trigger="dependency", workflow_run_id="flow")
+    story.run("c1", CHILD, T0 + SECOND, ["succeeded"], trigger="dependency", workflow_run_id="flow")
+    next(x for x in story.lines if x["run_id"] == "e6" and x["phase"] == "end")["wrote"] = WROTE
     story.ask("cancel_job", [], T0 + 195 * SECOND, job_id=EVERY)
     every = {"every": "PT30S", "timezone": "UTC"}
     jobs: dict[str, dict[str, Any] | None] = {
         MANUAL: {"id": MANUAL, "created_at": iso(T0), "version": 1, "schedule": {"manual": True}, "max_concurrency": 1},
         EVERY: {"id": EVERY, "created_at": iso(T0), "version": 1, "schedule": every, "max_concurrency": None},
         ONCE: {"id": ONCE, "created_at": iso(T0), "version": 1, "schedule": None, "max_concurrency": None},
+        PARENT: {"id": PARENT, "name": "extract", "created_at": iso(T0), "schedule": {"manual": True}},
+        CHILD: {"id": CHILD, "created_at": iso(T0), "schedule": {"manual": True}, "depends_on": [{"job": "extract"}]},
     }
+    audited = [("job.create", job_id) for job_id in jobs] + [("run.create", MANUAL), ("job.cancel", EVERY)]
     return Evidence(
         client=story.client,
         lines=story.lines,
@@ -102,9 +110,11 @@ def truth() -> Evidence:
         workers=[{"id": "w1", "slots": 4, "running": 0}, {"id": "w2", "slots": 4, "running": []}],
         settled_by=T0 + 300 * SECOND,
         later=copy.deepcopy(story.runs),
-        tagged_jobs=[MANUAL, EVERY, ONCE],
+        tagged_jobs=list(jobs),
         key_limits={"k": 4},
         slack=15 * SECOND,
+        logs={"e6": WROTE},
+        audit=Audit([{"seq": n, "action": a, "target": f"job:{j}"} for n, (a, j) in enumerate(audited, 7)], True),
     )
 
 
@@ -140,6 +150,11 @@ def twin(e: Evidence, run_id: str, **more: Any) -> None:
 
 def line(e: Evidence, run_id: str, attempt: int, phase: str) -> dict[str, Any]:
     return next(x for x in e.lines if (x["run_id"], x["attempt"], x["phase"]) == (run_id, attempt, phase))
+
+
+def audit_of(e: Evidence) -> list[dict[str, Any]]:
+    assert e.audit is not None
+    return e.audit.rows
 
 
 def worker_holds(e: Evidence, running: Any) -> None:
@@ -211,6 +226,17 @@ LIES: dict[str, list[tuple[str, Callable[[Evidence], Any]]]] = {
         ),
         ("a key's limit is passed", lambda e: e.key_limits.update(k=1)),
     ],
+    "I9": [
+        (
+            "a child started before its parent's end",
+            lambda e: line(e, "c1", 1, "start").update(boottime_ns=us(T0 + SECOND) * 1000),
+        ),
+        (
+            "a child of a parent that failed ran",
+            lambda e: change(e, "p1", state="dead"),
+        ),
+        ("a child ran without its parent", lambda e: change(e, "p1", workflow_run_id="another")),
+    ],
     "I10": [
         ("a slot leaked", lambda e: worker_holds(e, 1)),
         ("a run is still held", lambda e: worker_holds(e, ["m1"])),
@@ -219,6 +245,22 @@ LIES: dict[str, list[tuple[str, Callable[[Evidence], Any]]]] = {
     "I11": [
         ("a start one microsecond early", lambda e: line(e, "e1", 1, "start").update(wall_us=us(T0 + 30 * SECOND) - 1)),
         ("a retry before the run was due", lambda e: line(e, "m2", 3, "start").update(wall_us=us(T0 + 9 * SECOND))),
+    ],
+    "I12": [
+        ("a write left no record", lambda e: audit_of(e).pop()),
+        (
+            "a write left two records",
+            lambda e: audit_of(e).append(audit_of(e)[-1] | {"seq": audit_of(e)[-1]["seq"] + 1}),
+        ),
+        ("a record was taken out", lambda e: audit_of(e)[-1].update(seq=audit_of(e)[-1]["seq"] + 1)),
+        ("a record was changed", lambda e: setattr(e, "audit", Audit(audit_of(e), False))),
+        ("a record names another job", lambda e: audit_of(e)[0].update(target=f"job:{ONCE}")),
+    ],
+    "I13": [
+        ("a line is missing", lambda e: e.logs.update(e6=ledger.digest(["a line"]))),
+        ("a line is there twice", lambda e: e.logs.update(e6=ledger.digest(["a line", "a line", "another"]))),
+        ("another attempt's line is there", lambda e: e.logs.update(e6=ledger.digest(["a line", "an other"]))),
+        ("there is no log", lambda e: e.logs.clear()),
     ],
 }
 
@@ -239,6 +281,12 @@ def test_a_lie_is_caught_by_its_invariant(invariant: str, lie: Callable[[Evidenc
     lie(evidence)
     found = check(evidence)
     assert {b.invariant for b in found} == {invariant}, [str(b) for b in found]
+
+
+def test_what_is_not_shown_is_not_judged() -> None:
+    evidence = truth()
+    evidence.audit = None
+    assert check(evidence) == []
 
 
 def test_a_start_on_the_microsecond_is_not_early() -> None:
@@ -292,7 +340,7 @@ def test_what_a_schedule_owes_in_an_hour(schedule: dict[str, Any], count: int) -
 
 
 def test_the_summary_says_what_was_looked_at() -> None:
-    assert summary(truth()).startswith("3 jobs, 10 runs (1 dead, 2 skipped, 7 succeeded), ")
+    assert summary(truth()).startswith("5 jobs, 12 runs (1 dead, 2 skipped, 9 succeeded), ")
 
 
 # ── the ledgers themselves ───────────────────────────────────────────────────────────────────────────────────────
