@@ -33,13 +33,17 @@ class DatabaseClock:
         self._offset = time.time() - time.monotonic()
         self._error = float("inf")
         self._read_at = 0.0
+        self._stepped = 0.0
 
     def observe(self, database_now: datetime, sent: float, received: float) -> None:
         """Take in a reading made between two `time.monotonic` instants. The tightest is kept; but it wears out, and
         falls when another contradicts it: then the clock was set."""
         error, offset = (received - sent) / 2, database_now.timestamp() - (sent + received) / 2
         unsure = self._error + DRIFT * (received - self._read_at)
-        if error <= unsure or abs(offset - self._offset) > error + unsure:
+        was_set = abs(offset - self._offset) > error + unsure
+        if was_set:
+            self._stepped += offset - self._offset
+        if error <= unsure or was_set:
             self._offset, self._error, self._read_at = offset, error, received
 
     def now(self) -> datetime:
@@ -47,7 +51,8 @@ class DatabaseClock:
         return EPOCH + timedelta(seconds=time.monotonic() + self._offset)
 
     def reached(self) -> datetime:
-        """An instant that the database's clock has surely reached."""
+        """An instant that the database's clock has surely reached, unless it was set back since it was last read:
+        whoever acts on an answer of the database lets `observe` see the time in that answer first."""
         now = time.monotonic()
         unsure = self._error + DRIFT * (now - self._read_at)
         return EPOCH + timedelta(seconds=now + self._offset - min(unsure, _UNREAD))
@@ -59,3 +64,8 @@ class DatabaseClock:
     def skew(self) -> float:
         """This node's wall clock minus the database's, in seconds."""
         return time.time() - (time.monotonic() + self._offset)
+
+    def take_step(self) -> float:
+        """By how many seconds the database's clock was set since this was last asked (0: it was not)."""
+        stepped, self._stepped = self._stepped, 0.0
+        return stepped

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
+
+import pytest
 
 from tests.flow.kit import Scene, end_of
 from tocsin.flow import claim, report, sweep
@@ -501,3 +505,25 @@ async def test_queue_lets_one_occurrence_wait_also_when_all_fall_due_at_once(sce
     assert [row["id"] for row in await scene.take()] == [first]
     assert await scene.states(job) == ["running", "waiting"]
     assert await scene.missed(job) == [("coalesced", 1)]
+
+
+# ── the database's clock is set back ─────────────────────────────────────────────────────────────────────────────
+
+
+async def set_back(scene: Scene) -> None:
+    """As if the database's clock had been set back by 90 s since this node last read it."""
+    before = scene.db.clock.now() + timedelta(seconds=90)
+    scene.db.clock.observe(before, time.monotonic(), time.monotonic())
+
+
+@pytest.mark.parametrize("take", [Scene.take, ahead], ids=["due", "ahead"])
+async def test_a_claim_notices_before_anybody_is_told_the_time(
+    scene: Scene, take: Callable[[Scene], Awaitable[Any]]
+) -> None:
+    job = await scene.job()
+    await scene.ask(job, 2)
+    await scene.ask(job, at=(await scene.now() + timedelta(seconds=120)).isoformat())
+    await set_back(scene)
+    assert scene.db.clock.reached() > await scene.now() + timedelta(seconds=80)
+    await take(scene)
+    assert scene.db.clock.reached() <= await scene.now()

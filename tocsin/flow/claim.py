@@ -6,6 +6,7 @@ says which. Runs under an exact limit take a second, short transaction under the
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -43,10 +44,15 @@ _LEAVES = ("paused", "overlap", "skipped_overlap", "coalesced", "limit")
 async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> Taken:
     """Claim up to one run for each of `slots`, each named by the worker that has it free."""
     workers, whose = _seats(slots)
+    sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
         rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 4))
+    received = time.monotonic()
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
+    if going:
+        # A clock that was set back is noticed before anybody is told an instant that it has not reached.
+        db.clock.observe(going[0]["claimed_at"], sent, received)
     others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
     limited = [row for row in others if row["verdict"] == "limited"]
     if limited and len(going) < len(slots):
@@ -111,13 +117,17 @@ class Ahead(NamedTuple):
 
 async def take_ahead(db: Database, shares: Sequence[Share], slots: Sequence[str], lead: timedelta) -> Ahead:
     """Claim runs that fall due within `lead` and that nothing can block any more, for slots nobody else wants."""
+    sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
         rows = await db.fetch("vital", SQL["take_ahead"], *_seats(slots), *columns(shares, 4)[:3], lead)
+    received = time.monotonic()
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
     _count(going, [])
     left = rows[len(going) :]
-    return Ahead(going, left[0]["scheduled_for"], {(row["lane_id"], row["tenant_id"]): row["ready_at"] for row in left})
+    until = left[0]["scheduled_for"]
+    db.clock.observe(until - lead, sent, received)
+    return Ahead(going, until, {(row["lane_id"], row["tenant_id"]): row["ready_at"] for row in left})
 
 
 async def promote(db: Database, places: Sequence[tuple[int, int]], most: int) -> int:

@@ -206,7 +206,9 @@ class Gateway:
         if worker is None or worker.lease_left <= 0:
             self._sessions.pop(session.worker.id, None)
             raise _unknown_worker()
-        session.renewed_at, session.state = asked_at + worker.lease_left - self._settings.lease_seconds, worker.state
+        # Never more than a whole lease: one that seems longer was given before the database's clock was set back.
+        worn = max(0.0, self._settings.lease_seconds - worker.lease_left)
+        session.renewed_at, session.state = asked_at - worn, worker.state
 
     async def _renew(self, session: Session) -> None:
         # A worker counts its lease from when it sent the report, with a margin of a fifth; within a tenth of the lease

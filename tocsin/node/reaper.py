@@ -15,6 +15,7 @@ from tocsin.store.db import Database
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
+_SKEW = 1.0  # seconds by which clocks may differ before it is worth a word
 Hear = Callable[[Sequence[Hint]], None]
 
 
@@ -87,10 +88,11 @@ class Caretaker(Loop):
         super().__init__()
         self._db = db
         self._turn = 0
+        self._skewed = False
 
     async def run_once(self) -> float:
         await self._db.read_clock()
-        CLOCK_SKEW.set(self._db.clock.skew())
+        self._look_at_clocks()
         await sweep.measure(self._db)
         await fleet.measure(self._db)
         if self._turn % 12 == 0:
@@ -100,3 +102,15 @@ class Caretaker(Loop):
             await sweep.forget_keys(self._db)
         self._turn += 1
         return 5.0
+
+    def _look_at_clocks(self) -> None:
+        """Nothing goes by this node's wall clock; but its log, and people, do."""
+        clock = self._db.clock
+        step, skew = clock.take_step(), clock.skew()
+        CLOCK_SKEW.set(skew)
+        if abs(step) > _SKEW:
+            log.warning("the database's clock was set", by_seconds=round(step, 3))
+        if (abs(skew) > _SKEW) != self._skewed:
+            self._skewed = not self._skewed
+            say = log.warning if self._skewed else log.info
+            say(f"this node's clock is {'wrong' if self._skewed else 'right again'}", skew_seconds=round(skew, 3))
