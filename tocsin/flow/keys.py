@@ -52,11 +52,11 @@ def _base62(number: int, width: int) -> str:
     return "".join(reversed(digits))
 
 
-async def identify(db: Database, key: str) -> Identity | None:
+async def identify(db: Database, key: str, pool: str = "engine") -> Identity | None:
     """Who holds this key; None for one that is unknown, revoked or expired."""
     if not is_wellformed(key):
         return None
-    row = await db.fetchrow("engine", SQL["find"], key_hash(key))
+    row = await db.fetchrow(pool, SQL["find"], key_hash(key))
     return Identity(row["id"], row["name"], row["role"], row["tenant_id"], row["slug"]) if row is not None else None
 
 

@@ -37,14 +37,14 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
         if parse_id(chunk.run_id) is None or not (0 <= chunk.attempt < 2**31 and 0 <= chunk.fence < 2**63):
             raise _superseded(chunk)
     keys = [(c.run_id, c.attempt, c.fence) for c in chunks]
-    held = {r["n"] - 1: r for r in await db.fetch("vital", SQL["held"], worker_id, *columns(keys, 3))}
+    held = {r["n"] - 1: r for r in await db.fetch("engine", SQL["held"], worker_id, *columns(keys, 3))}
     fresh = _fresh(chunks, held)
     if not fresh:
         return
     key = f"logs/{fresh[0].chunk.run_id[:6]}/{new_id(db.clock.now())}.zst"
     rows, body = _segment(key, fresh)
     await objects.put(key, body)
-    await db.fetch("vital", SQL["add"], *columns(rows, 8))
+    await db.fetch("engine", SQL["add"], *columns(rows, 8))
 
 
 def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:

@@ -169,7 +169,7 @@ async def _look(
 ) -> _Special:
     rows = await connection.fetch(SQL["look"], *columns(keys, 4))
     failed = [row for row in rows if batch[row["n"] - 1].finished.outcome in ("failed", "timeout")]
-    known = await specs.get((row["tenant_id"], row["job_id"], row["job_version"]) for row in failed)
+    known = await specs.get(((row["tenant_id"], row["job_id"], row["job_version"]) for row in failed), connection)
     special = _Special({}, set(), set(), set())
     for row in rows:
         finished = batch[row["n"] - 1].finished

@@ -36,6 +36,7 @@ from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger, setup_logging
 
 log = get_logger("node")
+_PATIENCE = 30.0  # seconds for a database that is starting, or failing over, when the server starts
 _GRACE_SECONDS = 10.0  # for requests under way when the server is told to go
 
 
@@ -62,7 +63,7 @@ class Node:
 
     async def start(self, *, loops: bool = True) -> None:
         """Open the database and set every loop going (or none: then somebody else calls their turns)."""
-        await self.db.open()
+        await self.db.open(_PATIENCE)
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db)

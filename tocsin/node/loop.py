@@ -1,6 +1,7 @@
 """One skeleton for every loop of a node: turn, wait for a reason to turn again, never die.
 
-A turn that fails is counted and tried again after a jittered back-off; only `stop` ends a loop.
+A turn that fails is counted and tried again after a jittered back-off, short enough that a database that is back is
+noticed soon; only `stop` ends a loop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from abc import ABC, abstractmethod
 from tocsin.telemetry import LOOP_ERRORS, get_logger
 
 log = get_logger("loop")
-_LONGEST_BACKOFF = 5.0
+_SHORTEST_BACKOFF, _LONGEST_BACKOFF = 0.05, 2.0
+_LAST_TURN = 5.0  # seconds for the turn under way when a loop is told to stop
 
 
 class Loop(ABC):
@@ -24,7 +26,7 @@ class Loop(ABC):
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._failures = 0
 
     @abstractmethod
@@ -39,29 +41,45 @@ class Loop(ABC):
         self._task = asyncio.create_task(self._run(), name=self.name)
 
     async def stop(self) -> None:
-        """Finish the turn under way, then end."""
-        self._stopping = True
+        """Finish the turn under way, then end; a turn that does not come to an end is cut off."""
+        self._stopping.set()
         self.wake()
         if self._task is not None:
+            await asyncio.wait([self._task], timeout=_LAST_TURN)
+            self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait_for(asyncio.shield(self._task), 5)
+                await self._task
 
     async def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._wake.clear()
             try:
                 pause = await self.run_once()
                 self._failures = 0
-            except Exception as error:
-                pause = self._after(error)
-                await asyncio.sleep(pause)
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_meant_for_us(error):
+                    raise
+                # Not to be cut short by `wake`: reasons to turn come by the hundred.
+                await _elapsed(self._stopping, self._backoff(error))
                 continue
-            if pause > 0 and not self._stopping:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+            if pause > 0 and not self._stopping.is_set():
+                await _elapsed(self._wake, pause)
 
-    def _after(self, error: Exception) -> float:
+    def _backoff(self, error: BaseException) -> float:
         self._failures += 1
         LOOP_ERRORS.labels(self.name).inc()
         log.warning("turn failed", loop=self.name, error=f"{type(error).__name__}: {error}", failures=self._failures)
-        return random.uniform(0.05, min(_LONGEST_BACKOFF, 0.1 * 2**self._failures))
+        longest = min(_LONGEST_BACKOFF, 2 * _SHORTEST_BACKOFF * 2 ** min(self._failures, 10))
+        return random.uniform(_SHORTEST_BACKOFF, longest)
+
+
+def _is_meant_for_us(error: BaseException) -> bool:
+    """Whether we are cancelled, rather than something that the turn waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def _elapsed(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, so long at most."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

@@ -63,7 +63,7 @@ class Whisper(Loop):
 
     async def run_once(self) -> float:
         if self._listener is None or self._listener.is_closed():
-            self._listener = await self._db.listen(CHANNEL, self._on_message)
+            self._listener = await self._db.listen(CHANNEL, self._on_message, lost=self.wake)
         if self._hints or self._stops:
             await asyncio.sleep(max(0.0, self._sent + _GAP - time.monotonic()))
             hints, stops = list(self._hints.values()), self._stops[:_MOST]

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import asyncpg
 
 from tocsin.clock import DatabaseClock
 from tocsin.errors import Contention, OutcomeUnknown, SetupError, TocsinError, Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints
-from tocsin.telemetry import STEP_SECONDS
+from tocsin.store.primary import Primary
+from tocsin.telemetry import STEP_SECONDS, get_logger
 
+log = get_logger("database")
 Row = Any  # asyncpg.Record: a tuple whose columns are also found by name
 Connection = Any  # asyncpg.Connection, or a pool's proxy of one
+T = TypeVar("T")
 UniqueViolation = asyncpg.UniqueViolationError
 MINIMUM_VERSION = 150_000
 
@@ -32,7 +36,6 @@ _SESSION = {
     "application_name": "tocsin",
     "timezone": "UTC",
     "jit": "off",
-    "statement_timeout": "15s",
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "10s",
 }
@@ -52,18 +55,42 @@ _ROLE: dict[str, dict[str, str]] = {
     "app": {"role": "tocsin_app", "enable_seqscan": "off"},
 }
 
-_GONE = (
+
+class _Terms(NamedTuple):
+    """As whom the connections of a pool act, and how many seconds a statement may take."""
+
+    role: str
+    statement: int
+
+
+# Heartbeats and results are small: one that takes long has met a server that is gone, and a lease does not wait.
+_TERMS = {"engine": _Terms("engine", 15), "vital": _Terms("engine", 6), "app": _Terms("app", 15)}
+_TRANSACTION = "30s"
+_VITAL = 6
+_POOL_SECONDS = 5.0  # to wait for a connection, making one included
+_RELEASE_SECONDS = 2.0
+_SOON, _LATER = {"retry-after": "1"}, {"retry-after": "5"}
+
+# The connection, and with it whatever it was told to do last, is gone.
+_LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
     ConnectionError,
     OSError,
     TimeoutError,
 )
+# The server does not take us, or no writes.
+_REFUSED = (
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.TargetServerAttributeNotMatched,
+)
+_GONE = (*_LOST, *_REFUSED)
 _AGAIN = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
@@ -71,6 +98,8 @@ _AGAIN = (
     asyncpg.QueryCanceledError,
     asyncpg.InvalidCachedStatementError,
 )
+# What passes by itself while a database starts, restarts or fails over.
+_PASSING = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError, asyncpg.TargetServerAttributeNotMatched)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -109,19 +138,37 @@ class Sql(dict[str, str]):
 
 async def connect(url: str, role: str, **options: Any) -> Connection:
     """One connection in one of the three roles."""
-    settings = _SESSION | _ROLE[role] | options
+    settings = {"statement_timeout": "15s"} | _SESSION | _ROLE[role] | options
     try:
-        return await asyncpg.connect(url, server_settings=settings, timeout=10, command_timeout=60)
+        return await Primary(url, _timeline).connect(settings, command_timeout=60)
     except (*_GONE, asyncpg.PostgresError) as error:
         raise Unavailable(f"cannot connect to the database: {error}", code="database_unavailable") from error
 
 
-async def connect_plain(url: str) -> Connection:
+async def connect_plain(url: str, patience: float = 0.0) -> Connection:
     """One connection as the login itself, for what must happen before the roles exist."""
     try:
-        return await asyncpg.connect(url, timeout=10, command_timeout=60)
+        return await _patiently(patience, lambda: Primary(url, _timeline).connect({}, command_timeout=60))
     except (*_GONE, asyncpg.PostgresError, ValueError) as error:
         raise SetupError(f"cannot connect to the database: {error}") from error
+
+
+async def _timeline(connection: Connection) -> int:
+    return int(await connection.fetchval(SQL["timeline"]))
+
+
+async def _patiently(seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Try for this long while the database is not there yet; what is wrong for good is raised at once."""
+    give_up_at, pause = time.monotonic() + seconds, 0.1
+    while True:
+        try:
+            return await attempt()
+        except (*_PASSING, OSError) as error:
+            if time.monotonic() + pause > give_up_at:
+                raise
+            log.warning("the database is not there yet", error=f"{type(error).__name__}: {error}", patience=seconds)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
 
 
 async def _keep_session(_connection: Connection) -> None:
@@ -137,15 +184,23 @@ class Database:
         self.url = url
         self.clock = DatabaseClock()
         self.failpoints = failpoints
-        self._size = size
+        self._sizes = {"engine": size, "vital": _VITAL, "app": size}
         self._pools: dict[str, Any] = {}
+        self._listeners: set[Connection] = set()
+        self._primary = Primary(url, self._examine, self._leave_old_primary)
 
-    async def open(self) -> None:
-        """Open the pools and refuse a database that cannot keep our promises."""
-        sizes = {"engine": ("engine", self._size), "vital": ("engine", 6), "app": ("app", self._size)}
-        for name, (role, size) in sizes.items():
-            self._pools[name] = await self._pool(role, size)
-        await self._refuse_unsafe()
+    async def open(self, patience: float = 0.0) -> None:
+        """Open the pools and refuse a database that cannot keep our promises. One that is not there yet, because it
+        starts or fails over, is waited for `patience` seconds."""
+        for name, size in self._sizes.items():
+            self._pools[name] = await asyncpg.create_pool(
+                min_size=0,
+                max_size=size,
+                max_inactive_connection_lifetime=0,
+                connect=functools.partial(self._connect, name),
+                reset=_keep_session,
+            )
+            await self._first_contact(name, patience)
         # The first reading on a connection also prepares the statement and puts our clock ahead: "now" would be later.
         for _ in range(3):
             await self.read_clock()
@@ -159,24 +214,24 @@ class Database:
                 if not isinstance(made, BaseException):
                     await pool.release(made)
 
-    async def _pool(self, role: str, size: int) -> Any:
+    async def _first_contact(self, name: str, patience: float) -> None:
+        pool = self._pools[name]
         try:
-            return await asyncpg.create_pool(
-                self.url,
-                min_size=1,
-                max_size=size,
-                timeout=10,
-                command_timeout=60,
-                max_inactive_connection_lifetime=0,
-                server_settings=self.session | _ROLE[role],
-                reset=_keep_session,
-            )
+            await pool.release(await _patiently(patience, pool.acquire))
         except (asyncpg.InvalidParameterValueError, asyncpg.InsufficientPrivilegeError) as error:
+            role = _TERMS[name].role
             raise SetupError(
                 f"the database does not let us act as tocsin_{role} ({error}); run `tocsin migrate`"
             ) from error
-        except (*_GONE, asyncpg.PostgresError) as error:
+        except (*_GONE, asyncpg.PostgresError, Unavailable) as error:
             raise SetupError(f"cannot connect to the database: {error}") from error
+
+    async def _connect(self, name: str, _url: None, **given: Any) -> Connection:
+        return await self._primary.connect(self._settings(name), _TERMS[name].statement + 2, **given)
+
+    def _settings(self, name: str) -> dict[str, str]:
+        role, statement = _TERMS[name]
+        return {"statement_timeout": f"{statement}s"} | self.session | _ROLE[role]
 
     async def close(self) -> None:
         """Close what is open; connections in use are given a moment, then cut."""
@@ -186,20 +241,43 @@ class Database:
             except (TimeoutError, *_GONE):
                 pool.terminate()
 
-    async def _refuse_unsafe(self) -> None:
-        for name in ("engine", "app"):
-            row = await self.fetchrow(name, SQL["safety"])
-            if row["version"] < MINIMUM_VERSION:
-                raise SetupError("PostgreSQL 15 or newer is needed")
-            if row["superuser"] or row["bypass"]:
-                raise SetupError(
-                    "the database role that serves is a superuser or bypasses row-level security, so tenants would "
-                    "not be separated; give a login without these rights"
-                )
-            if row["unsafe"]:
-                raise SetupError(
-                    f"the database has {row['unsafe']}: what we acknowledge would not survive a crash; set it to on"
-                )
+    async def _examine(self, connection: Connection) -> int:
+        """Look at a new session, at whatever time it is opened: settings change under a running server."""
+        row = await connection.fetchrow(SQL["examine"], _TRANSACTION)
+        self._refuse_unsafe(row)
+        return int(row["timeline"])
+
+    def _refuse_unsafe(self, row: Row) -> None:
+        """Raise why what we promise would not hold in this session."""
+        if row["version"] < MINIMUM_VERSION:
+            raise SetupError("PostgreSQL 15 or newer is needed")
+        if row["superuser"] or row["bypass"]:
+            raise SetupError(
+                "the database role that serves is a superuser or bypasses row-level security, so tenants would "
+                "not be separated; give a login without these rights"
+            )
+        if row["unsafe"]:
+            raise SetupError(
+                f"the database has {row['unsafe']}: what we acknowledge would not survive a crash; set it to on"
+            )
+
+    # ── one primary ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def look_around(self) -> None:
+        """Is there a newer primary than the one in use? Only a URL with several hosts has where to look."""
+        async with self._mapped():
+            await self._primary.look_around(self._settings("engine"))
+
+    async def _leave_old_primary(self) -> None:
+        log.warning("another PostgreSQL has become the primary; the connections to the old one are dropped")
+        await self._drop_connections()
+
+    async def _drop_connections(self) -> None:
+        """None of the present connections is used again; those in use go when they are given back."""
+        for pool in self._pools.values():
+            await pool.expire_connections()
+        for listener in list(self._listeners):
+            listener.terminate()
 
     async def read_clock(self) -> datetime:
         """Ask the database for its time, and remember how far it is from ours."""
@@ -212,7 +290,7 @@ class Database:
 
     async def fetch(self, pool: str, sql: str, *args: Any) -> list[Row]:
         """One statement, one commit."""
-        async with self._mapped(), self._pools[pool].acquire() as connection:
+        async with self._mapped(), self._borrowed(pool) as connection:
             return await connection.fetch(sql, *args)  # type: ignore[no-any-return]
 
     async def fetchrow(self, pool: str, sql: str, *args: Any) -> Row:
@@ -228,18 +306,43 @@ class Database:
     @contextlib.asynccontextmanager
     async def transaction(self, step: str, pool: str = "engine", alone: bool = False) -> AsyncIterator[Connection]:
         """One transaction of `step` across tenants. `alone`: it has one statement at most, which commits by itself."""
-        async with self._mapped(), self._pools[pool].acquire() as connection:
+        async with self._mapped(), self._borrowed(pool) as connection:
             with STEP_SECONDS.labels(step).time():
-                async with self._alone(step) if alone else self._committing(connection, step, SQL["begin"]):
+                async with self._alone(connection, step) if alone else self._committing(connection, step, SQL["begin"]):
                     yield connection
 
     @contextlib.asynccontextmanager
     async def tenant(self, tenant_id: int, step: str) -> AsyncIterator[Connection]:
         """One transaction that sees one tenant only. BEGIN and SET LOCAL travel as one message."""
-        async with self._mapped(), self._pools["app"].acquire() as connection:
+        async with self._mapped(), self._borrowed("app") as connection:
             with STEP_SECONDS.labels(step).time():
                 async with self._committing(connection, step, SQL["begin_tenant"].replace("$1", str(int(tenant_id)))):
                     yield connection
+
+    @contextlib.asynccontextmanager
+    async def _borrowed(self, name: str) -> AsyncIterator[Connection]:
+        """A connection of a pool, given back whole or thrown away; the wait for it is bounded."""
+        pool = self._pools[name]
+        await self.failpoints.hit(f"borrow.{name}")
+        try:
+            connection = await pool.acquire(timeout=_POOL_SECONDS)
+        except TimeoutError as error:
+            raise Unavailable(
+                "no connection to the database came free in time", code="database_busy", headers=_SOON
+            ) from error
+        except SetupError as error:  # a session opened later than the first ones, under settings that have changed
+            raise Unavailable(str(error), code="database_unavailable") from error
+        try:
+            yield connection
+        except _GONE as error:
+            connection.terminate()
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                await self._drop_connections()
+            raise
+        finally:
+            # One that is dead already, or does not answer in time, is replaced; the caller has nothing to do with it.
+            with contextlib.suppress(*_GONE):
+                await pool.release(connection, timeout=_RELEASE_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _committing(self, connection: Connection, step: str, begin: str) -> AsyncIterator[None]:
@@ -247,23 +350,24 @@ class Database:
         try:
             yield
             await self.failpoints.hit(f"{step}.before_commit")
+        except _GONE:
+            raise  # the connection is thrown away, and what it had begun with it
         except BaseException:
-            with contextlib.suppress(*_GONE, asyncpg.PostgresError):
-                await connection.execute(SQL["rollback"])
+            await _roll_back(connection)
             raise
         try:
             await connection.execute(SQL["commit"])
-        except _GONE as error:
-            raise _outcome_unknown() from error
+        except _LOST as error:
+            raise _outcome_unknown(connection) from error
         await self.failpoints.hit(f"{step}.after_commit")
 
     @contextlib.asynccontextmanager
-    async def _alone(self, step: str) -> AsyncIterator[None]:
+    async def _alone(self, connection: Connection, step: str) -> AsyncIterator[None]:
         await self.failpoints.hit(f"{step}.before_commit")
         try:
             yield
-        except _GONE as error:
-            raise _outcome_unknown() from error
+        except _LOST as error:
+            raise _outcome_unknown(connection) from error
         await self.failpoints.hit(f"{step}.after_commit")
 
     @contextlib.asynccontextmanager
@@ -274,15 +378,26 @@ class Database:
             raise
         except _GONE as error:
             raise Unavailable(f"the database is not available: {error}", code="database_unavailable") from error
+        except asyncpg.InsufficientResourcesError as error:
+            # Nothing was stored. It heals as soon as there is room, so it is worth trying again.
+            raise Unavailable(f"the database has no room: {error}", code="database_full", headers=_LATER) from error
         except _AGAIN as error:
-            raise Contention(f"the database was too busy for this: {error}", headers={"retry-after": "1"}) from error
+            raise Contention(f"the database was too busy for this: {error}", headers=_SOON) from error
 
     # ── hints ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def listen(self, channel: str, heard: Callable[[str], None]) -> Connection:
-        """A connection that calls `heard(payload)` for each NOTIFY on `channel`."""
-        connection = await connect(self.url, "engine", idle_session_timeout="0")
-        await connection.add_listener(channel, lambda _c, _pid, _channel, payload: heard(payload))
+    async def listen(self, channel: str, heard: Callable[[str], None], lost: Callable[[], None]) -> Connection:
+        """A connection that calls `heard(payload)` for each NOTIFY on `channel`, and `lost()` when it is gone."""
+
+        def gone(_connection: Connection) -> None:
+            self._listeners.discard(connection)
+            lost()
+
+        async with self._mapped():
+            connection = await self._primary.connect(self._settings("engine") | {"idle_session_timeout": "0"}, 10)
+            self._listeners.add(connection)
+            connection.add_termination_listener(gone)
+            await connection.add_listener(channel, lambda _c, _pid, _channel, payload: heard(payload))
         return connection
 
     async def notify(self, channel: str, payload: str) -> None:
@@ -290,7 +405,16 @@ class Database:
         await self.fetch("vital", SQL["notify"], channel, payload)
 
 
-def _outcome_unknown() -> OutcomeUnknown:
+async def _roll_back(connection: Connection) -> None:
+    """Or end the connection: what it had begun must not hold locks until the server notices."""
+    try:
+        await connection.execute(SQL["rollback"], timeout=_RELEASE_SECONDS)
+    except (*_GONE, asyncpg.PostgresError):
+        connection.terminate()
+
+
+def _outcome_unknown(connection: Connection) -> OutcomeUnknown:
+    connection.terminate()  # it may hang, rather than be closed
     return OutcomeUnknown(
         "the connection to the database broke while committing; repeat the call with the same Idempotency-Key"
     )

@@ -50,7 +50,7 @@ class LaneBook:
 
     async def refresh(self) -> None:
         """Learn the lanes that other nodes made."""
-        self._learn(await self._db.fetch("engine", SQL["all"]))
+        self._learn(await self._db.fetch("vital", SQL["all"]))
 
     def _learn(self, rows: Iterable[tuple[int, str, str, str]]) -> None:
         for row in rows:

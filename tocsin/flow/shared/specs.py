@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import cached_property
@@ -9,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from tocsin.model.job import JobSpec
-from tocsin.store.db import Database, Sql, columns
+from tocsin.store.db import Connection, Database, Sql, columns
 from tocsin.wire import decode_job_spec, encode_msgpack
 
 SQL = Sql(__file__)
@@ -48,13 +49,15 @@ class SpecBook:
         self._most = most
         self._known: OrderedDict[SpecKey, StoredSpec] = OrderedDict()
 
-    async def get(self, keys: Iterable[SpecKey]) -> dict[SpecKey, StoredSpec]:
-        """The specs of all keys whose job exists; what is not known yet costs one query."""
+    async def get(self, keys: Iterable[SpecKey], connection: Connection | None = None) -> dict[SpecKey, StoredSpec]:
+        """The specs of all keys whose job exists; what is not known yet costs one query. Who holds a connection
+        already gives it, for there may be no other."""
         wanted = set(keys)
         missing = [k for k in wanted if k not in self._known]
         found = {k: self._known[k] for k in wanted if k in self._known}
         if missing:
-            for row in await self._db.fetch("vital", SQL["fetch"], *columns(missing, 3)):
+            fetch = connection.fetch if connection is not None else functools.partial(self._db.fetch, "vital")
+            for row in await fetch(SQL["fetch"], *columns(missing, 3)):
                 key = (row["tenant_id"], row["job_id"], row["version"])
                 found[key] = self._known[key] = StoredSpec(row["name"], row["spec"])
             while len(self._known) > self._most:
