@@ -276,6 +276,39 @@ async def plan_occurrences(play: Play) -> None:
     assert due == [made + timedelta(seconds=k) for k in range(1, len(due) + 1)]
 
 
+@story("take_back.before_commit", "take_back.after_commit")
+async def give_the_place_of_an_unclaimed_occurrence_back(play: Play) -> None:
+    job_id = await play.job(schedule={"every": "PT1S", "max_runs": 2})
+
+    async def staged() -> list[str]:
+        return [run["id"] for run in await play.runs(job_id) if run["state"] in ("staged", "ready", "waiting")]
+
+    [first, _] = await until("two occurrences", lambda: _when(staged, 2))
+    await play.survive(lambda: play.post(f"/v1/runs/{first}/cancel", {}))
+    await until("another in its place", lambda: _when(staged, 2))
+    runs = await play.runs(job_id)
+    assert sorted(run["state"] == "cancelled" for run in runs) == [False, False, True]
+
+
+async def _when(look: Callable[[], Awaitable[list[str]]], many: int) -> list[str]:
+    found = await look()
+    return found if len(found) == many else []
+
+
+@story("replan.before_commit", "replan.after_commit")
+async def follow_a_calendar(play: Play) -> None:
+    await play.send("PUT", "/v1/calendars/days", {"weekdays": ["MON"], "mode": "skip"}, key="days")
+    job_id = await play.job(schedule={"cron": "0 12 * * *", "calendar": "days"})
+    only = {"weekdays": ["MON"], "mode": "only"}
+    await play.survive(lambda: play.send("PUT", "/v1/calendars/days", only, key="calendar"))
+
+    async def moved() -> bool:
+        at = (await play.get(f"/v1/jobs/{job_id}"))["next_run_at"]
+        return at is not None and instant(at).weekday() == 0
+
+    await until("the cursor stands on a Monday", moved)
+
+
 @story("sweep.before_commit", "sweep.after_commit")
 async def expire_runs(play: Play) -> None:
     job_id, run_ids = await play.queued(3, start_deadline="PT0.5S")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.flow.kit import HORIZON, PROCESS, Scene, end_of
 from tests.flow.test_occurrences import W, age, brief, occurrences
-from tocsin.flow import calendars
+from tocsin.flow import replan
 from tocsin.flow.plan import plan
 
 DAY = timedelta(days=1)
@@ -230,12 +230,12 @@ async def test_resume_counts_by_the_calendar(scene: Scene) -> None:
 
 
 async def test_more_jobs_than_a_wave_follow_in_waves(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calendars, "WAVE", 2)
+    monkeypatch.setattr(replan, "WAVE", 2)
     await put(scene, "off", days=["2020-01-01"])
     jobs = [await scene.job(schedule=job_schedule("off")) for _ in range(5)]
     closed = await days_from_now(scene, 0, 1, 2)
     await put(scene, "off", days=closed)
-    waves = [(await calendars.follow(scene.db)).jobs for _ in range(3)]
+    waves = [(await replan.follow(scene.db)).jobs for _ in range(3)]
     assert waves == [2, 1, 0], "two went with the call"
     [opens] = await days_from_now(scene, 3)
     assert {await cursor(scene, job) for job in jobs} == {noon(opens)}

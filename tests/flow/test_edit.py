@@ -311,8 +311,8 @@ async def test_a_planner_that_read_the_old_schedule_does_not_follow_it_with_the_
     await scene.sql.execute("update jobs set version = version + 1")
     async with scene.db.transaction("test") as connection:
         rows = [dict(row) | {"version": 1} for row in await connection.fetch(step.SQL["due"], HORIZON, 10)]
-        owed = [(row, step._owed(row, rows[0]["now"] + HORIZON, {})) for row in rows]
-        assert await step._advance(connection, owed) == set()
+        turns = await step._turns(connection, rows, rows[0]["now"] + HORIZON)
+        assert await step._advance(connection, turns) == set()
     await plan(scene.db, HORIZON)
     assert {version for _, version, _ in await occurrences(scene, job)} == {2}
 

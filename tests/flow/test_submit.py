@@ -73,7 +73,7 @@ async def test_the_answer_has_every_default_and_says_the_schedule_in_words(scene
         ({"schedule": {"rrule": "FREQ=DAILY;BYHOUR=24"}}, "invalid_rrule", "schedule.rrule"),
         ({"schedule": {"interval": "R/PT1H"}}, "invalid_interval", "schedule.interval"),
         ({"schedule": {"text": "every day"}}, "unclear_text", "schedule.text"),
-        ({"schedule": {"cron": "@daily", "max_runs": 3}}, "not_supported", "schedule.max_runs"),
+        ({"schedule": {"delay": "PT1S", "max_runs": 3}}, "invalid", "schedule.max_runs"),
         ({"overlap": "replace"}, "not_supported", "overlap"),
         ({"concurrency_key": "x"}, "not_supported", "concurrency_key"),
         ({"secrets": {"A": "b"}}, "not_supported", "secrets"),

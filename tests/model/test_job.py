@@ -136,7 +136,6 @@ def test_every_wrong_field_is_named_at_once() -> None:
         ({"notify": [{}]}, "notify"),
         ({"overlap": "replace"}, "overlap"),
         ({"target": PROCESS | {"shell": True}}, "target.shell"),
-        ({"schedule": {"every": "5m", "max_runs": 3}}, "schedule.max_runs"),
     ],
 )
 def test_what_is_not_built_is_said_not_ignored(given: dict[str, Any], path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tocsin.errors import InvalidInput, NotSupported
+from tocsin.errors import InvalidInput
 from tocsin.model.job import Schedule
 from tocsin.model.preview import preview
 from tocsin.model.scalars import decode_scalar
@@ -79,8 +79,12 @@ def test_refuses_what_a_job_would_be_refused_for() -> None:
         look(cron="0 9 * * *", every="PT1H")
     with pytest.raises(InvalidInput):
         look(text="every other day at 9:00")
-    with pytest.raises(NotSupported):
-        look(cron="0 9 * * *", max_runs=3)
+    with pytest.raises(InvalidInput):
+        look(delay="PT1H", max_runs=3)
+
+
+def test_no_more_is_shown_than_may_be() -> None:
+    assert len(look(9, cron="0 9 * * *", max_runs=3).runs) == 3
 
 
 @pytest.mark.parametrize(

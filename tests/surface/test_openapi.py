@@ -13,7 +13,7 @@ from tests.conftest import Api
 from tests.flow.kit import Scene
 from tocsin.errors import NotSupported
 from tocsin.model import states
-from tocsin.model.job import SCHEDULE_KINDS, check
+from tocsin.model.job import check
 from tocsin.node.server import replies, routes, worker_routes
 from tocsin.node.server.app import described
 from tocsin.node.server.openapi import NOT_BUILT, OPERATIONS, document
@@ -84,15 +84,11 @@ def test_what_is_not_built_is_not_promised_and_refused() -> None:
         "depends_on": [{"job": "a"}],
         "secrets": {"A": "b"},
         "notify": [{"on": ["failure"]}],
-        "max_runs": 3,
     }
     spec = validator({"$ref": "#/components/schemas/JobSpec"})
     target = {"kind": "process", "command": ["true"]}
     refused: list[dict[str, Any]] = [{"overlap": "replace"}, {"target": target | {"shell": True}}]
     refused += [{name: values.get(name, "a")} for name in NOT_BUILT["JobSpec"]]
-    for name in NOT_BUILT["Schedule"]:
-        kind = {} if name in SCHEDULE_KINDS else {"cron": "0 9 * * *"}
-        refused.append({"schedule": kind | {name: values.get(name, "a")}})
     for fields in refused:
         document = {"target": target} | fields
         assert not spec.is_valid(document), fields

@@ -1,30 +1,19 @@
-"""calendars: keep a tenant's named calendars, and plan the jobs that go by one anew when it changes.
-
-A changed calendar counts from now on: what is due or was missed stays owed as it was, what nobody holds yet of the
-future is planned anew. Its jobs follow in waves, the first one at once.
-"""
+"""calendars: keep a tenant's named calendars. `replan` keeps the jobs that go by one up with it."""
 
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, NotFound, PreconditionFailed
-from tocsin.flow.shared import audit, calendars
-from tocsin.flow.shared.calendars import Use
+from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, retract, stage
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
-from tocsin.model.ids import new_ids
-from tocsin.model.job import Schedule
-from tocsin.model.scalars import decode_scalar
-from tocsin.model.schedule import seed_of, spread, timetable
-from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.db import Database, Row, Sql
 
 SQL = Sql(__file__)
 WAVE = 100
@@ -99,59 +88,3 @@ async def delete(db: Database, who: Identity, name: str, wish: Wish | None, vers
         await connection.execute(SQL["delete"], who.tenant_id, name)
         await audit.record(connection, audit.entry(who, "calendar.delete", f"calendar:{name}"))
         await remember(connection, wish, 204, [])
-
-
-# ── planning anew ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Wave(NamedTuple):
-    """How many jobs were looked at, and what became claimable."""
-
-    jobs: int
-    hints: list[Hint]
-
-
-async def follow(db: Database) -> Wave:
-    """Plan jobs that are behind their calendars anew, a hundred at most."""
-    rows = await db.fetch("engine", SQL["behind"], WAVE)
-    woken: list[Hint] = []
-    for row in rows:
-        woken += await _plan_anew(db, Key(row["tenant_id"], row["job_id"]))
-    return Wave(len(rows), woken)
-
-
-async def _plan_anew(db: Database, key: Key) -> list[Hint]:
-    async with db.transaction("calendars") as connection:
-        job = await connection.fetchrow(SQL["lock_job"], *key)
-        schedule = msgspec.json.decode(job["schedule"] or "null", type=Schedule | None, dec_hook=decode_scalar)
-        known = await calendars.named_by(connection, key.tenant_id, schedule)
-        if known is None or schedule is None or schedule.calendar is None:
-            await calendars.leave(connection, *key)  # an edit was first
-            return []
-        staged: list[Row] = []
-        if job["state"] in ("active", "paused"):
-            seed = seed_of(job["tenant"], job["name"], key.id)
-            trigger = await connection.fetchrow(SQL["lock_trigger"], *key)
-            gone = await retract(connection, key)
-            clock = await connection.fetchrow(SQL["after"], *key)
-            following = timetable(schedule, job["anchor"], seed, known.calendar).next_after(clock["after"])
-            await _set_trigger(connection, key, job["state"], trigger, clock["now"], following)
-            due = [at for at in gone if at <= clock["now"]]
-            later = spread(schedule, seed)
-            runs = [
-                NewRun(key.tenant_id, id_, key.id, "schedule", at, ready_at=at + later)
-                for id_, at in zip(new_ids(clock["now"], len(due)), due, strict=True)
-            ]
-            staged = await stage(connection, runs)
-        await calendars.use(connection, [Use(*key, schedule.calendar, known.version)])
-    return hints(staged)
-
-
-async def _set_trigger(
-    connection: Connection, key: Key, state: str, trigger: Row | None, now: datetime, following: datetime | None
-) -> None:
-    """A cursor that is due already stays: the planner is behind, and what it finds there is owed."""
-    column = "held_at" if state == "paused" else "next_fire_at"
-    was = None if trigger is None else trigger[column]
-    at = was if was is not None and was <= now else following
-    await connection.execute(SQL["set_trigger"], *key, *((None, at) if state == "paused" else (at, None)))

@@ -14,6 +14,7 @@ from tocsin.model.access import Identity
 from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import describe, first_fire, hashes, seed_of, spread
+from tocsin.model.zones import release_of, rules_of
 from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import encode
 
@@ -92,15 +93,19 @@ def _is_its_own(schedule: Schedule | None) -> bool:
 
 def _new_schedule(schedule: Schedule | None, plain: str, seed: str, at: datetime) -> tuple[str, str, str]:
     """A schedule as it stands in a job's JSON, the same with its description, and when it first falls due."""
-    words = "" if schedule is None else f',"description":{encode(describe(schedule, seed)).decode()}'
+    words = "" if schedule is None else encode(_explained(schedule, seed, rules_of(schedule.timezone))).decode()
     first = first_fire(schedule, at, None, seed)
     next_run = encode(first and iso(first + spread(schedule, seed))).decode()
-    described = plain if schedule is None else f"{plain[:-1]}{words}}}"
+    described = plain if schedule is None else f"{plain[:-1]},{words[1:]}"
     return (
         f'"schedule":{plain}',
         f'"schedule":{described}',
         f'"next_run_at":{next_run},"estimated_start_at":{next_run}',
     )
+
+
+def _explained(schedule: Schedule, seed: str, zone_rules: str | None) -> dict[str, Any]:
+    return {"description": describe(schedule, seed), "tzdata": release_of(zone_rules)}
 
 
 def _document(who: Identity, row: Row) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def _document(who: Identity, row: Row) -> dict[str, Any]:
     known = None
     if schedule is not None:
         known = msgspec.convert(schedule, Schedule, dec_hook=decode_scalar)
-        schedule["description"] = describe(known, seed)
+        schedule |= _explained(known, seed, row["zone_rules"])
     cursor = row["next_fire_at"] and row["next_fire_at"] + spread(known, seed)
     due = min((at for at in (cursor, row["ready_at"]) if at is not None), default=None)
     next_run = due and iso(due)

@@ -1,5 +1,5 @@
 -- :name columns
-select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.created_at, j.updated_at,
+select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.created_at, j.updated_at, j.zone_rules,
        t.next_fire_at,
        (select min(r.ready_at) from runs r
          where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0

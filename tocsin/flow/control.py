@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow.shared import audit, calendars
+from tocsin.flow.shared import audit, calendars, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import opened, seen
 from tocsin.flow.shared.transitions import SQL as SHARED
@@ -65,10 +65,11 @@ async def pause(
         await recall(connection, wish)
         job = await _open_job(connection, who, job_id, "paused", version)
         if job["state"] == "active":
-            trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
+            key = Key(who.tenant_id, job_id)
+            trigger = await triggers.lock(connection, key)
             first = await _retract(connection, who, job_id, job, trigger)
             if trigger is not None or first is not None:
-                await connection.execute(SQL["hold_trigger"], who.tenant_id, job_id, first)
+                await triggers.put(connection, key, first, paused=True)
             await connection.execute(SQL["hold"], who.tenant_id, job_id)
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "paused")
             await audit.record(connection, audit.entry(who, "job.pause", f"job:{job_id}", reason=reason))
@@ -85,7 +86,7 @@ async def resume(
         job = await _open_job(connection, who, job_id, "resumed", version)
         woken: list[Hint] = []
         if job["state"] == "paused":
-            trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
+            trigger = await triggers.lock(connection, Key(who.tenant_id, job_id))
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "active")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
             if trigger is not None and trigger["held_at"] is not None:
@@ -99,18 +100,17 @@ async def resume(
 async def _resume_trigger(
     connection: Connection, who: Identity, job_id: str, job: Row, held_at: datetime
 ) -> list[Hint]:
-    now = job["now"]
+    now, key = job["now"], Key(who.tenant_id, job_id)
     if job["once"]:
         # A one-time job paused past its instant runs at resume.
-        await connection.execute(SQL["resume_trigger"], who.tenant_id, job_id, None if held_at <= now else held_at)
+        await triggers.put(connection, key, None if held_at <= now else held_at)
         if held_at > now:
             return []
         return hints(await stage(connection, [NewRun(who.tenant_id, new_id(now), job_id, "schedule", held_at)]))
     table = await _timetable(connection, who, job_id, job)
     missed = missed_until(table, held_at, now, "skipped_paused")
-    await note_missed(connection, counted(Key(who.tenant_id, job_id), now, missed))
-    after = held_at if held_at > now else table.next_after(now)
-    await connection.execute(SQL["resume_trigger"], who.tenant_id, job_id, after)
+    await note_missed(connection, counted(key, now, missed))
+    await triggers.put(connection, key, held_at if held_at > now else table.next_after(now))
     return []
 
 
@@ -136,15 +136,16 @@ async def cancel(
         job = await _locked_job(connection, who, job_id, version)
         done = NOTHING
         if job["state"] in ("active", "paused"):
-            trigger = await connection.fetchrow(SQL["lock_trigger"], who.tenant_id, job_id)
+            key = Key(who.tenant_id, job_id)
+            trigger = await triggers.lock(connection, key)
             if trigger is not None:
                 table, now = await _timetable(connection, who, job_id, job), job["now"]
                 unplanned = still_owed(table, trigger["next_fire_at"], trigger["held_at"], now)
-                await note_missed(connection, counted(Key(who.tenant_id, job_id), now, unplanned))
-            await connection.execute(SQL["stop_trigger"], who.tenant_id, job_id)
+                await note_missed(connection, counted(key, now, unplanned))
+                await triggers.put(connection, key, None)
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
-            await lock_limits(connection, [Key(who.tenant_id, job_id)])
+            await lock_limits(connection, [key])
             rows = await _cancel_runs(connection, who, job_id, stop_running, reason, None)
             await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
             done = Controlled([], _stops(rows))

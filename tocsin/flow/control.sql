@@ -5,23 +5,10 @@ select state, once, version, name, schedule,
  where tenant_id = $1 and id = $2
    for no key update
 
--- :name lock_trigger
-select next_fire_at, held_at from triggers where tenant_id = $1 and job_id = $2 for no key update
-
 -- :name set_state
 update jobs
    set state = $3, updated_at = now(), ended_at = case when $3 in ('cancelled', 'completed') then now() end
  where tenant_id = $1 and id = $2 and state in ('active', 'paused')
-
--- :name hold_trigger
-insert into triggers (tenant_id, job_id, next_fire_at, held_at) values ($1, $2, null, $3)
-    on conflict (tenant_id, job_id) do update set next_fire_at = null, held_at = excluded.held_at
-
--- :name resume_trigger
-update triggers set next_fire_at = $3, held_at = null where tenant_id = $1 and job_id = $2
-
--- :name stop_trigger
-update triggers set next_fire_at = null, held_at = null where tenant_id = $1 and job_id = $2
 
 -- :name hold
 insert into holds (tenant_id, job_id) values ($1, $2) on conflict do nothing

@@ -22,7 +22,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import InvalidInput, PreconditionFailed
-from tocsin.flow.shared import audit, calendars
+from tocsin.flow.shared import audit, calendars, triggers
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
@@ -39,6 +39,7 @@ from tocsin.flow.shared.transitions import (
     retract,
     stage,
 )
+from tocsin.flow.shared.triggers import NOTHING_USED, Count
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, Misfire, Schedule, check
@@ -54,6 +55,7 @@ from tocsin.model.schedule import (
     stands_for,
     timetable,
 )
+from tocsin.model.timetable import TICK
 from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation
 from tocsin.wire import decode_job_spec, encode
 
@@ -81,6 +83,7 @@ class _Edit(NamedTuple):
     horizon: timedelta
     old_calendar: Known | None
     calendar: Known | None
+    counted: Count | None = None  # once its trigger is held
 
     @property
     def key(self) -> Key:
@@ -91,7 +94,14 @@ class _Edit(NamedTuple):
         """Whether the schedule owes other instants than before."""
         if _instants(self.old.schedule) != _instants(self.new.schedule):
             return True
+        if self.counted is not None and self.counted.parked is not None and self.most != _most(self.old):
+            return True  # it had come to its end, and begins again
         return hashes(self.new.schedule) and self.old.name != self.new.name
+
+    @property
+    def most(self) -> int | None:
+        """How many occurrences the schedule may have."""
+        return _most(self.new)
 
     @property
     def seed(self) -> str:
@@ -160,7 +170,7 @@ async def _change(
     if new.schedule is not None and new.schedule != old.schedule:
         check_schedule(new.schedule, now)  # one that stays may name a time that is past by now
     by = [await calendars.named_by(connection, who.tenant_id, spec.schedule) for spec in (old, new)]
-    this = _Edit(connection, who, job, old, new, horizon, *by)
+    this = _Edit(connection, who, job, old, new, horizon, by[0], by[1])
     if this.moves and new.schedule is not None and this.calendar is not None:
         check_calendar(new.schedule, this.calendar.calendar, now, this.seed)
     text = encode(this.new).decode()
@@ -172,9 +182,10 @@ async def _change(
     lane_id = (await lanes.intern([lane])).get(lane)
     if lane_id is None:
         raise InvalidInput.field("pool", "unknown_pool", f"there is no pool {this.new.pool!r}")
-    trigger = await connection.fetchrow(SQL["lock_trigger"], *this.key)
+    trigger = await triggers.lock(connection, this.key)
     await lock_limits(connection, [this.key])
     gone = await retract(connection, this.key)
+    this = this._replace(counted=(await triggers.read_counts(connection, [this.key])).get(this.key))
     clock = await connection.fetchrow(SQL["after"], *this.key)
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
@@ -182,14 +193,15 @@ async def _change(
     if this.moves:
         await _use(this)
     woken = await _limit(this)
-    woken += hints(await (_move(this, trigger, clock) if this.moves else _make_again(this, gone, clock["now"])))
+    making = _move(this, trigger, clock) if this.moves else _make_again(this, trigger, gone, clock["now"])
+    woken += hints(await making)
     await audit.record(connection, audit.entry(who, "job.edit", f"job:{job['id']}", version=version))
     return Edited(job["id"], version, woken)
 
 
 async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
     spec, connection = this.new, this.connection
-    owed = (clock["now"], clock["after"]) if this.moves else (None, None)
+    owed = (_owed_until(this, clock["now"]), clock["after"]) if this.moves else (None, None)
     await connection.execute(SQL["keep_version"], *this.key, *owed)
     try:
         return await connection.fetchval(  # type: ignore[no-any-return]
@@ -204,6 +216,12 @@ async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
         )
     except UniqueViolation as error:
         raise name_taken(spec) from error
+
+
+def _owed_until(this: _Edit, now: datetime) -> datetime:
+    """Up to when the old schedule owed: one that has had its runs owed nothing behind them."""
+    parked = None if this.counted is None else this.counted.parked
+    return now if parked is None else min(now, parked - TICK)
 
 
 async def _use(this: _Edit) -> None:
@@ -224,14 +242,21 @@ async def _limit(this: _Edit) -> list[Hint]:
     return hints(await release(this.connection, [this.key]))
 
 
-async def _make_again(this: _Edit, gone: list[datetime], now: datetime) -> list[Row]:
-    """The same occurrences for the new version; the cursor stays where it is."""
-    due = [at for at in gone if at <= now]
-    ids = new_ids(now, len(due)) + [new_id(at) for at in gone[len(due) :]]
+async def _make_again(this: _Edit, trigger: Row | None, gone: list[datetime], now: datetime) -> list[Row]:
+    """The same occurrences for the new version, as many of them as it may have; the cursor stays, or goes back to the
+    first that is left."""
+    left = len(gone) if this.most is None else (this.counted or NOTHING_USED).left(this.most)
+    again, rest = gone[:left], gone[left:]
+    if trigger is not None and (this.most is not None or this.counted is not None):
+        parked = None if this.counted is None else this.counted.parked
+        cursor = rest[0] if rest else trigger["next_fire_at"] or trigger["held_at"] or parked
+        await _set_trigger(this, trigger, cursor, len(again))
+    due = [at for at in again if at <= now]
+    ids = new_ids(now, len(due)) + [new_id(at) for at in again[len(due) :]]
     later = spread(this.new.schedule, this.seed)
     runs = [
         NewRun(this.key.tenant_id, id_, this.key.id, "schedule", at, ready_at=at + later)
-        for id_, at in zip(ids, gone, strict=True)
+        for id_, at in zip(ids, again, strict=True)
     ]
     return await stage(this.connection, runs)
 
@@ -256,10 +281,10 @@ async def _move(this: _Edit, trigger: Row | None, clock: Row) -> list[Row]:
     return []
 
 
-async def _set_trigger(this: _Edit, trigger: Row | None, at: datetime | None) -> None:
+async def _set_trigger(this: _Edit, trigger: Row | None, at: datetime | None, places: int = 0) -> None:
+    at = await triggers.settle(this.connection, this.key, this.most, this.counted, places, at)
     if trigger is not None or at is not None:
-        paused = this.job["state"] == "paused"
-        await this.connection.execute(SQL["set_trigger"], *this.key, None if paused else at, at if paused else None)
+        await triggers.put(this.connection, this.key, at, this.job["state"] == "paused")
 
 
 async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime], now: datetime) -> None:
@@ -277,7 +302,13 @@ async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime],
 
 def _instants(schedule: Schedule | None) -> Schedule | None:
     """All of a schedule that says which instants it owes."""
-    return None if schedule is None else msgspec.structs.replace(schedule, misfire=Misfire(), jitter=None)
+    if schedule is None:
+        return None
+    return msgspec.structs.replace(schedule, misfire=Misfire(), jitter=None, max_runs=None)
+
+
+def _most(spec: JobSpec) -> int | None:
+    return None if spec.schedule is None else spec.schedule.max_runs
 
 
 def _anchor(schedule: Schedule | None) -> object:

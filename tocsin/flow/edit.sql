@@ -17,9 +17,6 @@ select id::text as id, state, version, name, spec, max_concurrency, tenant_id,
 -- As PostgreSQL writes them: 1 is not 1.0 and not true, but neither the order of keys nor blanks matter.
 select $1::jsonb::text = $2::jsonb::text
 
--- :name lock_trigger
-select next_fire_at, held_at from triggers where tenant_id = $1 and job_id = $2 for no key update
-
 -- :name after
 -- Behind this instant the new schedule begins: now (read after the locks, which may have taken their time), or the
 -- last occurrence that somebody holds; all that are left are held or were, after `retract`.
@@ -38,13 +35,9 @@ select tenant_id, id, version, spec::jsonb, coalesce(anchored_at, created_at), $
 update jobs
    set version = version + 1, updated_at = now(), spec = $3, name = $4, lane_id = $5, once = $6, overlap = $7,
        max_concurrency = $8, max_attempts = $9, priority = $10, start_deadline = $11, tags = $12::jsonb,
-       anchored_at = coalesce($13, anchored_at), schedule = $14
+       zone_rules = $13, anchored_at = coalesce($14, anchored_at), schedule = $15
  where tenant_id = $1 and id = $2
 returning version
-
--- :name set_trigger
-insert into triggers (tenant_id, job_id, next_fire_at, held_at) values ($1, $2, $3, $4)
-    on conflict (tenant_id, job_id) do update set next_fire_at = excluded.next_fire_at, held_at = excluded.held_at
 
 -- :name set_limit
 insert into limits (tenant_id, key, max) values ($1, $2, $3)

@@ -17,12 +17,14 @@ from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.occurrences import Owed, Piece, Place, Record, Told, tell
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, timetable
-from tocsin.model.timetable import TICK, Never, Once, Timetable
+from tocsin.model.timetable import TICK, Never, Once, Timetable, within
 from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.wire import decode_job_spec
 
 SQL = Sql(__file__)
 MOST_VERSIONS = 1000
+# Farther ahead nobody looks whether a schedule has come to the end of its `max_runs`.
+MOST_COUNTED = 10_000
 # How far the id of a row that began in time may lie from its instant: a minute, and a clock of ours.
 _SLACK = timedelta(minutes=2)
 # More than the occurrences there may be in that time.
@@ -85,11 +87,26 @@ def _owed(who: Identity, job_id: str, job: Row, versions: list[Row], calendar: C
     ]
     if job["once"]:  # told by its records alone: what it stands for may be the instant it was stored at
         return Owed(past[::-1], Never() if cursor is None else Once(cursor), cursor)
-    coming = _timetable(who, job_id, job, calendar)
+    coming = _as_many_as_left(_timetable(who, job_id, job, calendar), job, cursor)
     # What an earlier state of its calendar would have left is not known.
     since = max(begun[0], job["by_calendar_since"] or begun[0])
-    present = Piece(coming, since, job["ended_at"] if cursor is None else cursor - TICK)
+    stands = cursor or job["parked"]
+    present = Piece(coming, since, job["ended_at"] if stands is None else stands - TICK)
     return Owed([*past[::-1], present], coming, cursor, None if job["held_at"] is None else job["now"])
+
+
+def _as_many_as_left(table: Timetable, job: Row, cursor: datetime | None) -> Timetable:
+    """Of what is to come, as much as `max_runs` allows if none of it is skipped."""
+    schedule = _schedule(job)
+    if schedule is None or schedule.max_runs is None or job["used"] is None or cursor is None:
+        return table
+    left = schedule.max_runs - job["used"]
+    if left > MOST_COUNTED:
+        return table
+    last: datetime | None = cursor
+    for _ in range(left - 1):
+        last = last and table.next_after(last)
+    return within(table, None, last)
 
 
 def _recurs(spec: JobSpec) -> bool:

@@ -4,10 +4,11 @@ set transaction isolation level repeatable read, read only
 
 -- :name job
 select j.name, j.once, j.created_at, j.ended_at, coalesce(j.anchored_at, j.created_at) as anchor,
-       j.schedule, t.next_fire_at, t.held_at, u.since as by_calendar_since, now() as now
+       j.schedule, t.next_fire_at, t.held_at, u.since as by_calendar_since, c.used, c.parked, now() as now
   from jobs j
   left join calendar_uses u on u.tenant_id = j.tenant_id and u.job_id = j.id
   left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id
+  left join run_counts c on c.tenant_id = j.tenant_id and c.job_id = j.id
  where j.tenant_id = $1 and j.id = $2
 
 -- :name versions

@@ -11,13 +11,13 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
-from tocsin.flow.shared import audit, calendars
+from tocsin.flow.shared import audit, calendars, triggers
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.jobs import columns_of, name_taken
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
-from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
+from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
 from tocsin.model.ids import new_id, new_ids
@@ -87,6 +87,12 @@ class _NewJob(NamedTuple):
     cursor: datetime | None
     run: NewRun | None
     use: Use | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether its schedule may have so many occurrences only."""
+        schedule = self.request.spec.schedule
+        return schedule is not None and schedule.max_runs is not None
 
     @property
     def tenant_and_name(self) -> tuple[int, str]:
@@ -176,7 +182,7 @@ async def _commit_jobs(
     db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
 ) -> tuple[dict[int, Answer], list[Hint]]:
     """All of them, but for those that are replays; raises NameTaken and stores none."""
-    alone = all(job.run is None and job.use is None and job.request.wish is None for job in jobs)
+    alone = not any(job.run or job.use or job.request.wish or job.counts for job in jobs)
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
@@ -318,7 +324,7 @@ async def _drop_keys(connection: Connection, wishes: list[Wish | None]) -> None:
 async def _store_jobs(
     connection: Connection, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime, audited: bool = True
 ) -> None:
-    """Jobs, cursors, limits and audit rows, in one statement; in another, which calendars they go by."""
+    """Jobs, cursors, limits and audit rows, in one statement; in others, which calendars they go by, and counts."""
     rows = [
         (
             who.tenant_id,
@@ -340,6 +346,8 @@ async def _store_jobs(
         # `now` is the very instant the first fires are counted from: `every` is anchored at it.
         await connection.execute(SQL["store"], *sparse_columns(rows), now)
         await calendars.use(connection, [job.use for job in jobs if job.use is not None])
+        counted = [Key(job.request.who.tenant_id, job.id) for job in jobs if job.counts]
+        await triggers.begin_counting(connection, counted)
 
 
 _tenant_and_name = attrgetter("tenant_and_name")

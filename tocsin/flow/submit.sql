@@ -23,15 +23,15 @@ delete from idempotency i
 with new as (
     select *
       from unnest($1::int[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::bool[], $7::text[], $8::int[],
-                  $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::timestamptz[], $14::text[],
-                  $15::uuid[], $16::text[])
+                  $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::text[], $14::timestamptz[], $15::text[],
+                  $16::uuid[], $17::text[])
            as n(tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                start_deadline, tags, next_fire_at, actor, key_id, schedule)
+                start_deadline, tags, zone_rules, next_fire_at, actor, key_id, schedule)
 ), kept as (
     insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                      start_deadline, tags, created_at, updated_at, schedule)
+                      start_deadline, tags, zone_rules, created_at, updated_at, schedule)
     select tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-           start_deadline, tags, $17::timestamptz, $17::timestamptz, schedule
+           start_deadline, tags, zone_rules, $18::timestamptz, $18::timestamptz, schedule
       from new
 ), limited as (
     insert into limits (tenant_id, key, max)

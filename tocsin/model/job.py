@@ -235,5 +235,3 @@ def _not_built(spec: JobSpec) -> Iterator[str]:
         yield "overlap"
     if isinstance(spec.target, ProcessTarget) and spec.target.shell:
         yield "target.shell"
-    if spec.schedule is not None and spec.schedule.max_runs is not None:
-        yield "schedule.max_runs"

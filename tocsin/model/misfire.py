@@ -75,6 +75,12 @@ def misfire(
     return Planned(rescued + stage, missed, following)
 
 
+def capped(planned: Planned, most: int) -> Planned:
+    """The same with `most` staged at most; the cursor stands on the first that is left."""
+    stage, missed, _ = planned
+    return planned if len(stage) <= most else Planned(stage[:most], missed, stage[most])
+
+
 class _Owed:
     """What is owed from a cursor on. The cursor itself is owed even if the timetable has moved from under it."""
 

@@ -48,7 +48,8 @@ def preview(
     if calendar is not None:
         check_calendar(schedule, calendar, after, seed)
     table = timetable(schedule, after, seed, calendar)
-    runs = [max(table.at, after)] if isinstance(table, Once) else list(_next(table, after, count))
+    most = min(count, schedule.max_runs or count)
+    runs = [max(table.at, after)] if isinstance(table, Once) else list(_next(table, after, most))
     warnings = [*_about_spacing(schedule, runs, seed, name), *_about_moves(table, after, schedule.timezone)]
     return Preview(describe(schedule, seed), runs, warnings)
 

@@ -189,7 +189,7 @@ def _readable(schedule: Schedule, now: datetime, seed: str) -> Schedule:
 
 def _check_bounds(schedule: Schedule, meant: Schedule) -> None:
     if meant.kind == "manual" or meant.kind in ONCE_KINDS:
-        for name in ("starting_at", "until", "jitter", "calendar"):
+        for name in ("starting_at", "until", "max_runs", "jitter", "calendar"):
             if getattr(schedule, name) is not None:
                 raise InvalidInput.field(f"schedule.{name}", "invalid", "goes with recurring schedules only")
     starting_at, until, jitter = schedule.starting_at, schedule.until, schedule.jitter
@@ -242,6 +242,8 @@ def describe(schedule: Schedule | None, seed: str = "") -> str:
         out += f", starting at {schedule.starting_at}"
     if schedule.until is not None:
         out += f", until {schedule.until}"
+    if schedule.max_runs is not None:
+        out += f", {schedule.max_runs} runs at most" if schedule.max_runs > 1 else ", one run at most"
     if schedule.calendar is not None:
         out += f", by the calendar {schedule.calendar}"
     if schedule.jitter is not None:

@@ -11,6 +11,7 @@ This relies on what tests/time holds every zone to: moves of the clock are days 
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from importlib import metadata, resources
@@ -44,6 +45,42 @@ def zone(name: str) -> ZoneInfo:
         raise ValueError(f"unknown time zone {name[:64]!r}")
     with resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
         return ZoneInfo.from_file(file, key=name)
+
+
+@lru_cache(maxsize=1024)
+def rules_of(name: str) -> str | None:
+    """By which rules this node reads a zone: its name, what its file holds, and the release it came in. Of UTC there is
+    nothing to say."""
+    if name == "UTC":
+        return None
+    held = resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()
+    return f"{name} {hashlib.sha256(held).hexdigest()[:12]} {TZDATA_VERSION}"
+
+
+def release_of(rules: str | None) -> str | None:
+    """The release of tzdata that rules came in."""
+    return None if rules is None else rules.rpartition(" ")[2]
+
+
+@lru_cache(maxsize=4096)
+def is_newer(rules: str) -> bool:
+    """Whether rules differ from this node's and come from a later release: what follows from them is not for it."""
+    return _differ(rules) and _release(rules) > _release(TZDATA_VERSION)
+
+
+@lru_cache(maxsize=4096)
+def is_outdated(rules: str) -> bool:
+    """Whether rules differ from this node's and come from an earlier release: what follows from them is out of date."""
+    return _differ(rules) and _release(rules) < _release(TZDATA_VERSION)
+
+
+def _differ(rules: str) -> bool:
+    name, digest, _ = rules.split(" ")
+    return (rules_of(name) or "").split(" ")[1:2] != [digest]
+
+
+def _release(rules: str) -> tuple[int, ...]:
+    return tuple(map(int, (release_of(rules) or "").split(".")))
 
 
 def first_valid(tz: ZoneInfo, local: datetime) -> datetime:

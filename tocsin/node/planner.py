@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from tocsin.flow.plan import next_due, plan
+from tocsin.flow.plan import next_due, plan, take_back
 from tocsin.flow.shared.transitions import Hint
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
@@ -23,6 +23,7 @@ class Planner(Loop):
         self._hint = hint
 
     async def run_once(self) -> float:
+        await take_back(self._db)
         result = await plan(self._db, self._horizon)
         if result.hints:
             self._hint(result.hints)

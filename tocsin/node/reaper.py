@@ -1,12 +1,13 @@
 """The loops that keep house: the reaper takes back what lost workers held, the sweeper is the safety net under
-everything that waits, the follower keeps jobs up with their calendars, the caretaker makes partitions and measures."""
+everything that waits, the follower keeps jobs up with their calendars and zones, the caretaker makes partitions and
+measures."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 
-from tocsin.flow import calendars, events, fleet, partitions, reap, sweep
+from tocsin.flow import events, fleet, partitions, reap, replan, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
@@ -63,7 +64,7 @@ class Sweeper(Loop):
 
 
 class Follower(Loop):
-    """Every few seconds, and when woken: jobs that are behind their calendars are planned anew, wave by wave."""
+    """Every few seconds: jobs that are behind their calendars or zones are planned anew, wave by wave."""
 
     name = "follower"
 
@@ -73,10 +74,10 @@ class Follower(Loop):
         self._hint = hint
 
     async def run_once(self) -> float:
-        wave = await calendars.follow(self._db)
+        wave = await replan.follow(self._db)
         if wave.hints:
             self._hint(wave.hints)
-        return 0 if wave.jobs >= calendars.WAVE else 5.0
+        return 0 if wave.jobs >= replan.WAVE else 5.0
 
 
 class Caretaker(Loop):
@@ -91,6 +92,7 @@ class Caretaker(Loop):
         self._skewed = False
 
     async def run_once(self) -> float:
+        await self._db.look_around()
         await self._db.read_clock()
         self._look_at_clocks()
         await sweep.measure(self._db)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tocsin.errors import Conflict, NotFound, PreconditionFailed
 from tocsin.model.job import JobSpec
+from tocsin.model.zones import rules_of
 from tocsin.store.db import Row
 from tocsin.wire import encode
 
@@ -33,7 +34,7 @@ def name_taken(spec: JobSpec) -> Conflict:
 
 def columns_of(spec: JobSpec) -> tuple[Any, ...]:
     """What the steps need of a document without reading it: once, overlap, max_concurrency, max_attempts, priority,
-    start_deadline, tags."""
+    start_deadline, tags, zone_rules."""
     once = spec.once
     return (
         once,
@@ -43,4 +44,5 @@ def columns_of(spec: JobSpec) -> tuple[Any, ...]:
         spec.priority,
         spec.start_deadline.delta if spec.start_deadline else None,
         encode(spec.tags).decode() if spec.tags else None,
+        None if spec.schedule is None else rules_of(spec.schedule.timezone),
     )

@@ -52,6 +52,11 @@ with gone as (
      where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule' and r.attempt = 0
        and r.state in ('staged', 'ready', 'waiting')
     returning r.scheduled_for
+),
+given_back as (
+    update run_counts c
+       set used = c.used - (select count(*) from gone)
+     where c.tenant_id = $1 and c.job_id = $2
 )
 select coalesce(array_agg(scheduled_for order by scheduled_for), '{}') as instants from gone
 
@@ -86,6 +91,15 @@ recorded as (
            priority, failures, losses, max_attempts, scheduled_for, ready_at, now(),
            args, tags, origin_run_id
       from ended
+),
+given_back as (
+    -- An occurrence that was never claimed is not one of its schedule's `max_runs`.
+    insert into unclaimed (tenant_id, job_id)
+    select e.tenant_id, e.job_id
+      from ended e
+     cross join lateral (
+            select from run_counts c where c.tenant_id = e.tenant_id and c.job_id = e.job_id limit 1) c
+     where e.attempt = 0 and e.trigger = 'schedule'
 ),
 -- :include complete_jobs
 

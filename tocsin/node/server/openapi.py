@@ -73,7 +73,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
         *("resources", "placement", "concurrency_key", "rate_limit"),
         *("circuit", "depends_on", "secrets", "notify"),
     ),
-    "Schedule": ("max_runs",),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
 _ALWAYS = (400, 401, 403, 404, 422, 431, 503)

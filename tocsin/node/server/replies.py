@@ -71,9 +71,10 @@ class JobStats(Reply):
 
 
 class JobSchedule(Schedule, kw_only=True, frozen=True, forbid_unknown_fields=False):
-    """A schedule, and what it means in plain words."""
+    """A schedule, what it means in plain words, and the release of tzdata by which its cursor was set (none for UTC)."""
 
     description: str
+    tzdata: str | None = None
 
 
 class Job(JobSpec, kw_only=True, frozen=True, forbid_unknown_fields=False):

@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 
 from tocsin.errors import BadRequest, Contention, InvalidInput, NotFound, TooLarge
-from tocsin.flow import calendars
+from tocsin.flow import calendars, replan
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.calendars import MOST_DAYS, Calendar, Mode
 from tocsin.model.ical import LONGEST_TEXT, BadCalendar, days_of
@@ -33,7 +33,7 @@ async def put_calendar(call: Call) -> Reply:
     except Replay as first:
         return await _answer(call, name, first.status, REPLAYED)
     with contextlib.suppress(Contention):  # it is stored; its jobs follow by the loop, too
-        call.node.tell((await calendars.follow(call.node.db)).hints)
+        call.node.tell((await replan.follow(call.node.db)).hints)
     return await _answer(call, name, 201 if done.made else 200)
 
 

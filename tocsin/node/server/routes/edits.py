@@ -224,7 +224,7 @@ def _parts(kind: Any) -> list[type]:
 
 
 def _refused(path: str) -> dict[str, str]:
-    read_only = path in READ_ONLY or path == "schedule.description"
+    read_only = path in READ_ONLY or path in ("schedule.description", "schedule.tzdata")
     return {
         "path": path[:300],
         "code": "read_only" if read_only else "invalid",
