@@ -71,7 +71,7 @@ class JobStats(Reply):
 
 
 class JobSchedule(Schedule, kw_only=True, frozen=True, forbid_unknown_fields=False):
-    """A schedule, what it means in plain words, and the release of tzdata by which its cursor was set (none for UTC)."""
+    """A schedule, what it means in plain words, and the release of tzdata it was computed by (none for UTC)."""
 
     description: str
     tzdata: str | None = None
