@@ -52,13 +52,6 @@ def test_server_answers_with_its_exit_code(tocsin: Tocsin, stand_in: Any) -> Non
     assert (settings.host, settings.database_url, settings.insecure) == ("::1", "postgresql://db/x", False)
 
 
-@pytest.mark.parametrize(("applied", "told"), [(["0001_core"], "applied 0001_core\n"), ([], "up to date")])
-def test_migrate(tocsin: Tocsin, stand_in: Any, applied: list[str], told: str) -> None:
-    stand_in("tocsin.node.assemble", "migrate", applied)
-    assert told in tocsin("migrate").stdout
-    assert f'"applied": {"[]" if not applied else "["}' in tocsin("migrate", "--json").stdout
-
-
 def test_worker(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in("tocsin.worker.main", "run", 0)
     monkeypatch.setenv("TOCSIN_URL", "http://server:8470/")

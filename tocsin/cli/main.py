@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tocsin import __version__
-from tocsin.cli import calendar, dead, events, fleet, job, key, run, schedule, serve, tenant, tools
+from tocsin.cli import calendar, dead, events, fleet, job, key, run, schedule, schema, serve, tenant, tools
 from tocsin.cli.shared import EXIT_CODES, Root, act_for
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (
-    *(serve.up, serve.server, serve.worker, serve.migrate),
+    *(serve.up, serve.server, serve.worker, schema.migrate),
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)

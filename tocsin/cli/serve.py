@@ -1,4 +1,4 @@
-"""`tocsin up`, `server`, `worker`, `migrate`: the commands that run Tocsin itself."""
+"""`tocsin up`, `server`, `worker`: the commands that run Tocsin itself."""
 
 import os
 import socket
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tocsin.cli.output import print_json
-from tocsin.cli.shared import Json, assignments
+from tocsin.cli.shared import assignments
 
 if TYPE_CHECKING:
     from tocsin.settings import Settings
@@ -25,7 +24,7 @@ Slots = Annotated[
 ]
 
 
-def _settings(**given: Any) -> "Settings":
+def load_settings(**given: Any) -> "Settings":
     """Read before the server is loaded: what is misspelt is told at once."""
     from tocsin.settings import Settings
 
@@ -51,7 +50,7 @@ def up(
     slots: Slots = None,
 ) -> None:
     """Run everything on this machine: PostgreSQL, the server and workers."""
-    settings = _settings(host=host, port=port, database_url=database, insecure=insecure or None)
+    settings = load_settings(host=host, port=port, database_url=database, insecure=insecure or None)
     from tocsin.cli.up import up as run_up
 
     raise typer.Exit(run_up(settings, workers=workers, slots=slots, module=module))
@@ -59,7 +58,7 @@ def up(
 
 def server(host: Host = None, port: Port = None, database: Database = None, insecure: Insecure = False) -> None:
     """Run one server node."""
-    settings = _settings(host=host, port=port, database_url=database, insecure=insecure or None)
+    settings = load_settings(host=host, port=port, database_url=database, insecure=insecure or None)
     from tocsin.node.assemble import serve
 
     raise typer.Exit(serve(settings))
@@ -75,7 +74,7 @@ def worker(
     """Run one worker."""
     from tocsin.client import credentials
 
-    settings = _settings()
+    settings = load_settings()
     found = credentials.find(purpose="worker")
     labels = assignments(label, "--label")
     from tocsin.worker.main import run
@@ -91,15 +90,3 @@ def worker(
         settings=settings,
     )
     raise typer.Exit(code)
-
-
-def migrate(database: Database = None, as_json: Json = False) -> None:
-    """Bring the database's schema up to date."""
-    settings = _settings(database_url=database)
-    from tocsin.node.assemble import migrate as run_migrate
-
-    applied = run_migrate(settings)
-    if as_json:
-        print_json({"applied": applied})
-    else:
-        typer.echo("\n".join(f"applied {name}" for name in applied) or "the schema is up to date")

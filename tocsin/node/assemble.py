@@ -9,9 +9,10 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
+from tocsin import __version__
 from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
-from tocsin.flow import keys, partitions
+from tocsin.flow import keys, partitions, servers
 from tocsin.flow.control import Stop
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
@@ -59,11 +60,13 @@ class Node:
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
         self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)
         self._loops: list[Loop] = []
+        self._server = servers.Server.this(settings.port, __version__)
         self.gateway: Gateway
 
     async def start(self, *, loops: bool = True) -> None:
         """Open the database and set every loop going (or none: then somebody else calls their turns)."""
         await self.db.open(_PATIENCE)
+        await migrations.refuse_newer(self.db)
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db)
@@ -75,7 +78,7 @@ class Node:
             Reaper(self.db, self.specs, self.tell),
             Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
             Follower(self.db, self.tell),
-            Caretaker(self.db),
+            Caretaker(self.db, self._server),
             self.events,
         ]
         for loop in self._loops if loops else ():
@@ -195,9 +198,14 @@ class _signals:
             self._loop.remove_signal_handler(number)
 
 
-def migrate(settings: Settings) -> list[str]:
+def migrate(settings: Settings, *, post: bool, say: migrations.Say) -> migrations.Migrated:
     """Bring the database's schema up to date."""
-    return asyncio.run(migrations.migrate(_url(settings)))
+    return asyncio.run(migrations.migrate(_url(settings), post=post, say=say))
+
+
+def migration_status(settings: Settings) -> migrations.Status:
+    """What the database's schema has and lacks."""
+    return asyncio.run(migrations.status(_url(settings)))
 
 
 def bootstrap(settings: Settings, known: dict[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tocsin.flow import events, fleet, partitions, reap, replan, sweep
+from tocsin.flow import events, fleet, partitions, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
@@ -81,18 +81,20 @@ class Follower(Loop):
 
 
 class Caretaker(Loop):
-    """Every few seconds: the clock, the gauges, the partitions ahead."""
+    """Every few seconds: a sign of life, the clock, the gauges, the partitions ahead."""
 
     name = "caretaker"
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, server: servers.Server) -> None:
         super().__init__()
         self._db = db
+        self._server = server
         self._turn = 0
         self._skewed = False
 
     async def run_once(self) -> float:
         await self._db.look_around()
+        await servers.enlist(self._db, self._server)
         await self._db.read_clock()
         self._look_at_clocks()
         await sweep.measure(self._db)
@@ -104,6 +106,10 @@ class Caretaker(Loop):
             await sweep.forget_keys(self._db)
         self._turn += 1
         return 5.0
+
+    async def stop(self) -> None:
+        await super().stop()
+        await servers.leave(self._db, self._server)
 
     def _look_at_clocks(self) -> None:
         """Nothing goes by this node's wall clock; but its log, and people, do."""

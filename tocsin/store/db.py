@@ -33,7 +33,7 @@ MINIMUM_VERSION = 150_000
 
 _SESSION = {
     "search_path": "tocsin",
-    "application_name": "tocsin",
+    "application_name": "tocsin server",  # not plain `tocsin`: that was before servers registered, see migrate.sql
     "timezone": "UTC",
     "jit": "off",
     "lock_timeout": "5s",

@@ -13,7 +13,7 @@ from tocsin.node.server import docs_page, routes, worker_routes
 from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, Endpoint, answer, answered, endpoint
 from tocsin.node.server.openapi import OPERATIONS, document
 from tocsin.node.server.protocol import Reply, Request, Respond
-from tocsin.store.migrate import is_current
+from tocsin.store.migrate import schema_state
 from tocsin.telemetry import REGISTRY
 from tocsin.wire import encode
 
@@ -101,9 +101,13 @@ def _open_routes(node: Node) -> dict[str, Endpoint]:
         return answer({"status": "ok"})
 
     async def readyz(_request: Request) -> Reply:
-        if await is_current(node.db):
-            return answer({"status": "ready"})
-        raise Unavailable("the schema is not current: run `tocsin migrate`", code="schema_old")
+        match await schema_state(node.db):
+            case "current":
+                return answer({"status": "ready"})
+            case "old":
+                raise Unavailable("the schema is not current: run `tocsin migrate`", code="schema_old")
+            case "new":
+                raise Unavailable("the schema has left this release behind: install the newer one", code="schema_new")
 
     async def metrics(_request: Request) -> Reply:
         return Reply(generate_latest(REGISTRY), media_type="text/plain; version=0.0.4; charset=utf-8")
