@@ -65,6 +65,7 @@ class _Terms(NamedTuple):
 
 # Heartbeats and results are small: one that takes long has met a server that is gone, and a lease does not wait.
 _TERMS = {"engine": _Terms("engine", 15), "vital": _Terms("engine", 6), "app": _Terms("app", 15)}
+_SLACK = 2  # seconds by which a server that answers at all gives up a statement before we do
 _TRANSACTION = "30s"
 _VITAL = 6
 _POOL_SECONDS = 5.0  # to wait for a connection, making one included
@@ -99,7 +100,13 @@ _AGAIN = (
     asyncpg.InvalidCachedStatementError,
 )
 # What passes by itself while a database starts, restarts or fails over.
-_PASSING = (asyncpg.CannotConnectNowError, asyncpg.TooManyConnectionsError, asyncpg.TargetServerAttributeNotMatched)
+_PASSING = (
+    asyncpg.CannotConnectNowError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.TargetServerAttributeNotMatched,
+    OSError,
+)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -163,7 +170,7 @@ async def _patiently(seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await attempt()
-        except (*_PASSING, OSError) as error:
+        except _PASSING as error:
             if time.monotonic() + pause > give_up_at:
                 raise
             log.warning("the database is not there yet", error=f"{type(error).__name__}: {error}", patience=seconds)
@@ -227,7 +234,7 @@ class Database:
             raise SetupError(f"cannot connect to the database: {error}") from error
 
     async def _connect(self, name: str, _url: None, **given: Any) -> Connection:
-        return await self._primary.connect(self._settings(name), _TERMS[name].statement + 2, **given)
+        return await self._primary.connect(self._settings(name), _TERMS[name].statement + _SLACK, **given)
 
     def _settings(self, name: str) -> dict[str, str]:
         role, statement = _TERMS[name]
@@ -335,7 +342,7 @@ class Database:
         try:
             yield connection
         except _GONE as error:
-            connection.terminate()
+            _throw_away(connection)
             if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
                 await self._drop_connections()
             raise
@@ -410,11 +417,17 @@ async def _roll_back(connection: Connection) -> None:
     try:
         await connection.execute(SQL["rollback"], timeout=_RELEASE_SECONDS)
     except (*_GONE, asyncpg.PostgresError):
+        _throw_away(connection)
+
+
+def _throw_away(connection: Connection) -> None:
+    """Without a word to the other side, which may be silent. The pool makes another when it needs one."""
+    with contextlib.suppress(asyncpg.InterfaceError):  # its end was noticed already
         connection.terminate()
 
 
 def _outcome_unknown(connection: Connection) -> OutcomeUnknown:
-    connection.terminate()  # it may hang, rather than be closed
+    _throw_away(connection)
     return OutcomeUnknown(
         "the connection to the database broke while committing; repeat the call with the same Idempotency-Key"
     )
