@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scripted import Tocsin
 
+from tocsin.flow.restored import Restored
 from tocsin.node import assemble
 from tocsin.store.migrate import Known, Migrated, Older, Status
 
@@ -55,3 +56,15 @@ def test_status_and_check(tocsin: Tocsin, monkeypatch: pytest.MonkeyPatch, ready
     assert lines[2][2] == "pending" and ("cannot work" in listed.stdout) is not ready
     checked = tocsin("migrate", "--check", "--json")
     assert checked.exit_code == code and json.loads(checked.stdout)["ready"] is ready
+
+
+def test_restored_asks_before_it_does_anything(tocsin: Tocsin, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = given(monkeypatch, "restored", Restored(320, 3, 17, ["web-1:8470"]))
+    refused = tocsin("restored", input="n\n")
+    assert refused.exit_code == 1 and "Every worker is declared gone" in refused.output and not calls
+    agreed = tocsin("restored", "--database", "postgresql://db/x", input="y\n")
+    assert agreed.exit_code == 0 and [call["url"] for call in calls] == ["postgresql://db/x"]
+    for told in ("epoch 320", "3 workers", "17 runs", "web-1:8470"):
+        assert told in agreed.stdout
+    shown = json.loads(tocsin("restored", "--yes", "--json").stdout)
+    assert shown == {"epoch": 320, "workers": 3, "runs": 17, "servers": ["web-1:8470"]}

@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 for command in (
-    *(serve.up, serve.server, serve.worker, schema.migrate),
+    *(serve.up, serve.server, serve.worker, schema.migrate, schema.restored),
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)

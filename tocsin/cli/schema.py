@@ -77,3 +77,26 @@ def _print_migrated(done: "Migrated", as_json: bool) -> None:
 
 def _names(servers: "list[Older]") -> str:
     return ", ".join(f"{server.name} ({server.version})" for server in servers)
+
+
+def restored(
+    database: Database = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """After a backup was restored, before servers start: let fences go on above all that were handed out, declare every
+    worker gone, and run again what they ran."""
+    settings = load_settings(database_url=database)
+    if not yes:
+        typer.confirm("Every worker is declared gone, and what was running is run again. Go on?", abort=True, err=True)
+    from tocsin.node.assemble import restored as run_restored
+
+    done = run_restored(settings)
+    if as_json:
+        print_json(done._asdict())
+        return
+    typer.echo(f"fences go on in epoch {done.epoch}")
+    typer.echo(f"{done.workers} workers were declared gone; those that live register anew")
+    typer.echo(f"{done.runs} runs were taken back and will run again; none of it counts as a failure or a loss")
+    if done.servers:
+        typer.echo(f"these servers were running already and go down within seconds: {', '.join(done.servers)}")

@@ -26,9 +26,10 @@ class Server(NamedTuple):
         return cls(str(uuid.uuid4()), f"{socket.gethostname()}:{port}", version, newest())
 
 
-async def enlist(db: Database, server: Server) -> None:
-    """It lives; those of whom nothing was heard for a day are forgotten."""
-    await db.fetch("engine", SQL["enlist"], *server)
+async def enlist(db: Database, server: Server) -> int:
+    """It lives; those of whom nothing was heard for a day are forgotten. Answers a number that another past of the
+    database, restored from a backup, does not share."""
+    return await db.fetchval("engine", SQL["enlist"], *server)  # type: ignore[no-any-return]
 
 
 async def leave(db: Database, server: Server) -> None:

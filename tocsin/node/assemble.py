@@ -13,6 +13,7 @@ from tocsin import __version__
 from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions, servers
+from tocsin.flow import restored as restoration
 from tocsin.flow.control import Stop
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
@@ -60,6 +61,8 @@ class Node:
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
         self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)
         self._loops: list[Loop] = []
+        self.leave = asyncio.Event()
+        self.retired = False
         self._server = servers.Server.this(settings.port, __version__)
         self.gateway: Gateway
 
@@ -78,11 +81,16 @@ class Node:
             Reaper(self.db, self.specs, self.tell),
             Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
             Follower(self.db, self.tell),
-            Caretaker(self.db, self._server),
+            Caretaker(self.db, self._server, self.retire),
             self.events,
         ]
         for loop in self._loops if loops else ():
             loop.start()
+
+    def retire(self) -> None:
+        """Go, to be started anew: what this node remembers is not to be trusted any more."""
+        self.retired = True
+        self.leave.set()
 
     async def stop(self) -> None:
         """Let every turn under way finish, then close."""
@@ -163,17 +171,16 @@ async def _serve(settings: Settings) -> int:
     await node.start()
     await node.db.warm_up()
     server = HttpServer(build(node))
-    leave = asyncio.Event()
     try:
-        with _signals(asyncio.get_running_loop(), leave.set):
+        with _signals(asyncio.get_running_loop(), node.leave.set):
             await _listen(server, settings)
-            await leave.wait()
+            await node.leave.wait()
             node.gateway.end_polls()
             node.events.end_streams()
             await server.stop(_GRACE_SECONDS)
     finally:
         await node.stop()
-    return 0
+    return int(node.retired)
 
 
 async def _listen(server: HttpServer, settings: Settings) -> None:
@@ -206,6 +213,11 @@ def migrate(settings: Settings, *, post: bool, say: migrations.Say) -> migration
 def migration_status(settings: Settings) -> migrations.Status:
     """What the database's schema has and lacks."""
     return asyncio.run(migrations.status(_url(settings)))
+
+
+def restored(settings: Settings) -> restoration.Restored:
+    """Let fences, workers and runs go on from a backup that was restored."""
+    return asyncio.run(restoration.restored(_url(settings)))
 
 
 def bootstrap(settings: Settings, known: dict[str, str]) -> dict[str, str]:

@@ -85,16 +85,18 @@ class Caretaker(Loop):
 
     name = "caretaker"
 
-    def __init__(self, db: Database, server: servers.Server) -> None:
+    def __init__(self, db: Database, server: servers.Server, retire: Callable[[], None]) -> None:
         super().__init__()
         self._db = db
         self._server = server
+        self._retire = retire
+        self._past: int | None = None
         self._turn = 0
         self._skewed = False
 
     async def run_once(self) -> float:
         await self._db.look_around()
-        await servers.enlist(self._db, self._server)
+        await self._show_life()
         await self._db.read_clock()
         self._look_at_clocks()
         await sweep.measure(self._db)
@@ -106,6 +108,14 @@ class Caretaker(Loop):
             await sweep.forget_keys(self._db)
         self._turn += 1
         return 5.0
+
+    async def _show_life(self) -> None:
+        past = await servers.enlist(self._db, self._server)
+        if self._past not in (None, past):
+            # Lanes, specs and workers that this node remembers may be others by now.
+            log.error("the database was restored from a backup; this server knows another past, and goes")
+            self._retire()
+        self._past = past
 
     async def stop(self) -> None:
         await super().stop()
