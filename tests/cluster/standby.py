@@ -13,7 +13,6 @@ The copies are made by `pg_basebackup`. Leaving the block ends every server, by 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -23,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.conftest import Cluster
 from tocsin.store.embedded import Installation, die_with_parent
@@ -54,12 +55,20 @@ class Postgres:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, **settings: str) -> Postgres:
-        """Start it and wait until it takes connections."""
+    def start(self, *, room: Path | None = None, **settings: str) -> Postgres:
+        """Start it and wait until it takes connections. `room`: a folder where it finds a file system of 16 MB, which
+        only it sees (root alone can give it that)."""
         given = _SETTINGS | {"port": str(self.port)} | settings
         command = [self._servers.program("postgres"), "-D", str(self.data)]
         for name, value in given.items():
             command += ["-c", f"{name}={value}"]
+        identity = self._servers.identity
+        if room is not None:
+            user, group = identity["user"], identity["group"]
+            mount = f"mount -t tmpfs -o size=16m,uid={user},gid={group},mode=0700 tmpfs {room}"
+            become = f"setpriv --reuid={user} --regid={group} --clear-groups --pdeathsig=QUIT"
+            command = ["unshare", "-m", "--", "sh", "-c", f'{mount} && exec {become} "$@"', "sh", *command]
+            identity = {}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -69,7 +78,7 @@ class Postgres:
                 cwd="/",
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGQUIT),
-                **self._servers.identity,
+                **identity,
             )
         self._wait(lambda: self._ready("ready"), "takes connections")
         return self
@@ -83,7 +92,7 @@ class Postgres:
     def kill(self) -> None:
         """kill -9 of the server and of all its children, as if the power went."""
         if self._process is not None and self.alive:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal_all(signal.SIGKILL)
             self._process.wait(10)
 
     def promote(self) -> float:
@@ -91,10 +100,14 @@ class Postgres:
         self._servers.run("pg_ctl", "promote", "--wait", "--pgdata", str(self.data))
         return time.time()
 
-    def signal_backends(self, number: signal.Signals) -> None:
-        """Send a signal to all its processes."""
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes, the parent first; each child has a process group of its own."""
         assert self._process is not None
-        os.killpg(self._process.pid, number)
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(number)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
 
     def url(self, database: str = "tocsin") -> str:
         """The unprivileged login's."""

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.proxy import Link
 from tests.conftest import Api, Cluster
 from tests.flow.conftest import database_url, washed_database
+from tests.flow.kit import poll_opened
 from tocsin.errors import Contention, OutcomeUnknown, SetupError, Unavailable
 from tocsin.node.assemble import Node
 from tocsin.settings import Settings
@@ -217,9 +218,9 @@ async def test_a_worker_is_served_while_every_call_waits(
             for pool in ("engine", "engine", "app", "app"):
                 await stack.enter_async_context(node.db._borrowed(pool))
             node.specs._known.clear()
+            opened = poll_opened(node)
             claim = asyncio.create_task(worker.post(f"/v1/worker/{worker_id}/claim", {"slots": 1, "wait": 5}))
-            while not node.dispatcher.polls:
-                await asyncio.sleep(0.01)
+            await opened.wait()
             while not claim.done():
                 await node.dispatcher.run_once()
                 await asyncio.sleep(0.01)
