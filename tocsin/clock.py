@@ -19,6 +19,11 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def lease_margin(seconds: float) -> float:
+    """How long before its lease ends a worker stops what it runs, so that nothing of it is left when it does."""
+    return min(2.0, seconds / 5)
+
+
 def iso(instant: datetime) -> str:
     """RFC 3339 in UTC with microseconds, the one form the API answers."""
     if instant.tzinfo is not UTC:

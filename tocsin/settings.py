@@ -10,6 +10,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,16 @@ class Settings:
     failpoints: str = _doc("Faults to inject, for tests only; see tocsin/failpoints.py.", "")
 
     def __post_init__(self) -> None:
-        if self.lease_seconds < 2:
-            raise SetupError("lease_seconds must be at least 2")
+        # Below that, killing what runs in time, on a machine that is busy, would be luck.
+        if not 2 <= self.lease_seconds < inf:
+            raise SetupError(f"lease_seconds must be at least 2, not {self.lease_seconds:g}")
         if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2:
-            raise SetupError("heartbeat_seconds must be positive and at most half of lease_seconds")
+            raise SetupError(
+                f"heartbeat_seconds ({self.heartbeat_seconds:g}) must be positive and at most half of lease_seconds "
+                f"({self.lease_seconds:g})"
+            )
+        if not 0 <= self.drain_seconds < inf:
+            raise SetupError(f"drain_seconds must not be negative, but is {self.drain_seconds:g}")
         if not 0 <= self.ahead_seconds <= self.lease_seconds / 2:
             raise SetupError("ahead_seconds must be between 0 and half of lease_seconds")
         if not 0 < self.port < 65536:

@@ -204,9 +204,16 @@ class Claim(Struct, kw_only=True):
     """`shared_specs`: the worker reads each job's document once per answer, from `specs`, not once per run.
 
     `ahead`: it takes runs before their `start_at`, too. `held` slots have such a run, which gives way to something due;
-    that holds for `held_for` seconds, until the first of them starts."""
+    that holds for `held_for` seconds, until the first of them starts.
+
+    `number` rises with each request, so that one that comes twice, or late, is known for what it is. `heard`: the
+    latest `now` of any answer before this was sent; what was claimed earlier and is not known by `last_claim` was lost.
+    `listen`: without a free slot, too, wait for orders."""
 
     slots: Slots
+    number: int = 0
+    heard: str = ""
+    listen: bool = False
     ahead: bool = False
     held: Slots = 0
     held_for: float = 0.0
@@ -270,9 +277,11 @@ class Finished(Struct, kw_only=True, omit_defaults=True):
 
 class Report(Struct, kw_only=True):
     """Heartbeat, results and hand-backs in one. `running` is None except at a heartbeat, where it lists them all.
-    `leaving`: the worker has nothing left and will not come back; it is gone without having been lost."""
+    `leaving`: the worker has nothing left and will not come back; it is gone without having been lost.
+    `asked`: the `heard` of the claim that is under way, for the same proof."""
 
     last_claim: int = 0
+    asked: str = ""
     running: list[RunKey] | None = None
     returned: list[RunKey] = []
     finished: list[Finished] = []

@@ -6,9 +6,12 @@ import asyncio
 import contextvars
 import logging
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from tocsin.client.app import App, Context, GiveUp
@@ -156,3 +159,38 @@ def spawn() -> int:
 @app.function
 def exit_system() -> None:
     raise SystemExit(3)
+
+
+def _fork_hidden(how: str, path: str) -> list[str]:
+    command = [sys.executable, str(Path(__file__).parent / "hostile.py"), "hide", path]
+    if how == "fork":
+        if os.fork() == 0:
+            os.execv(command[0], command)
+    elif how == "spawn":
+        os.posix_spawn(command[0], command, os.environ)
+    elif how == "popen":
+        subprocess.Popen(command)
+    return command
+
+
+@app.function("forks.sync")
+def forks_sync(how: str, path: str) -> None:
+    _fork_hidden(how, path)
+    while True:
+        time.sleep(0.01)
+
+
+@app.function("forks.async")
+async def forks_async(how: str, path: str) -> None:
+    await asyncio.create_subprocess_exec(*_fork_hidden(how, path))
+    await asyncio.sleep(60)
+
+
+@app.function("hold.power")
+def hold_power() -> int:
+    return (7**10**9) % 10
+
+
+@app.function("hold.regex")
+async def hold_regex() -> bool:
+    return re.match(r"(a+)+$", "a" * 60 + "b") is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +133,39 @@ async def test_an_unreadable_document_ends_the_run_only(shared: Gateway) -> None
     end = await shared.end_of(shared.submit({"kind": "teleport"}))
     assert end.outcome == "failed" and end.error is not None and end.error.class_ == "start"
     assert (await shared.end_of(shared.process("true"))).outcome == "succeeded"
+
+
+HOSTILE = str(Path(__file__).parent / "hostile.py")
+
+
+def noted(path: Path) -> list[int]:
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+@pytest.mark.parametrize("role", ["hide", "hop", "bomb", "brand"])
+async def test_nothing_that_a_run_forked_outlives_its_cancel(shared: Gateway, tmp_path: Path, role: str) -> None:
+    """A new session, a new parent, no environment, no files, deaf to TERM: killed before `cancelled` is said."""
+    pids = tmp_path / "pids"
+    neighbour = shared.process("bash", "-c", "(setsid sleep 300 & echo $!); sleep 300")
+    kept = int(await shared.line_of(neighbour, ""))
+    run = shared.process(sys.executable, HOSTILE, role, str(pids))
+    await until(lambda: len(noted(pids)) >= (100 if role == "bomb" else 20 if role == "hop" else 1))
+    asked = time.monotonic()
+    shared.order_stop(run)
+    end = await shared.end_of(run)
+    took = time.monotonic() - asked
+    assert end.outcome == "cancelled" and took < 0.5 + 1, took
+    assert not [pid for pid in noted(pids) if alive(pid)]
+    assert alive(kept), "another run's orphan is not ours to kill"
+    seen = len(noted(pids))
+    await shared.end_of(shared.process("sleep", "0.1"))
+    assert len(noted(pids)) == seen, "nothing of it is on the hop"
+    shared.order_stop(neighbour)
+    await shared.end_of(neighbour)
+
+
+async def test_what_hides_ends_with_its_run_though_nobody_stops_it(shared: Gateway, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = f'"{sys.executable}" "{HOSTILE}" hide "{pids}" & while [ ! -s "{pids}" ]; do sleep 0.01; done'
+    assert (await shared.end_of(shared.process("bash", "-c", script))).outcome == "succeeded"
+    assert noted(pids) and not any(map(alive, noted(pids)))

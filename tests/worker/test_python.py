@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from .conftest import alive
+from .conftest import alive, until
 from .gateway import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -147,3 +149,31 @@ async def test_what_a_killed_runner_had_spawned_is_killed(shared: Gateway) -> No
 async def test_many_calls(shared: Gateway) -> None:
     runs = [shared.python("math.add" if i % 2 else "add_sync", i, i) for i in range(200)]
     assert [(await shared.end_of(run)).result for run in runs] == [2 * i for i in range(200)]
+
+
+@pytest.mark.parametrize("how", ["popen", "fork", "async", "spawn"])
+async def test_what_a_stopped_call_has_forked_is_killed_with_it(shared: Gateway, tmp_path: Path, how: str) -> None:
+    """Also when it hides; a neighbour in the same process, and what that has forked, live on."""
+    files = [tmp_path / name for name in ("mine", "other")]
+    mine, other = (shared.python(f"forks.{'async' if how == 'async' else 'sync'}", how, str(file)) for file in files)
+    await until(lambda: all(file.exists() and file.read_text() for file in files))
+    [pid], [kept] = ([int(p) for p in file.read_text().split()] for file in files)
+    assert alive(pid) and alive(kept)
+    shared.order_stop(mine)
+    assert (await shared.end_of(mine)).outcome == "cancelled"
+    assert not alive(pid) and alive(kept) and other.run_id not in shared.finished
+    shared.order_stop(other)
+    assert (await shared.end_of(other)).outcome == "cancelled"
+    assert not alive(kept)
+
+
+@pytest.mark.parametrize("name", ["power", "regex"])
+async def test_a_function_that_holds_the_interpreter_stops_neither_heartbeats_nor_its_time_out(
+    shared: Gateway, name: str
+) -> None:
+    """A loop in C never lets go of the lock that Python code needs."""
+    run = shared.python(f"hold.{name}", timeout=1.0)
+    before = len(shared.reports)
+    await shared.until(lambda: sum((run.run_id, run.fence) in (r.running or []) for r in shared.reports[before:]) > 4)
+    assert (await shared.end_of(run)).outcome == "timeout"
+    assert (await shared.end_of(shared.python("math.add", 1))).result == 1

@@ -218,7 +218,7 @@ async def test_the_guard_is_replaced_when_it_dies() -> None:
 
 async def test_slots_bound_what_is_claimed() -> None:
     async with started(slots=2, heartbeat=0.1) as (gateway, _):
-        first = [gateway.process("sleep", "300") for _ in range(2)]
+        first = [gateway.process("sleep", "300", in_seconds=-1) for _ in range(2)]  # surely due
         third = gateway.process("true")
         await gateway.until(lambda: [r for r in gateway.reports if len(r.running or []) == 2])
         assert third.run_id not in gateway.finished and gateway.queue.qsize() == 1

@@ -96,7 +96,7 @@ async def get_worker(db: Database, who: Identity, worker_id: str) -> dict[str, A
 
 
 async def drain(db: Database, who: Identity, worker_id: str) -> None:
-    """live → draining: it is told at its next report, finishes what it has, and leaves."""
+    """live → draining: it takes nothing more, finishes what it has, and leaves."""
     await get_worker(db, who, worker_id)
     async with db.transaction("drain") as connection:
         await connection.execute(SQL["drain"], worker_id)

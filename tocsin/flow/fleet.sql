@@ -35,7 +35,7 @@ select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as lab
 update workers set state = 'draining' where id = $1 and state = 'live'
 
 -- :name leave
--- Only one that holds nothing may leave; anything else is taken back when its lease ends.
+-- Only one that holds nothing may leave: what was claimed for it this very moment is taken back when its lease ends.
 update workers w
    set state = 'gone', gone_at = now()
  where w.id = $1 and w.state <> 'gone'

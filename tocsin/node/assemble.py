@@ -114,8 +114,14 @@ class Node:
         if everywhere:
             self.dispatcher.rescan()
 
-    def _stop(self, stops: Sequence[Stop]) -> None:
+    def _stop(self, stops: Sequence[Stop], drains: Sequence[str]) -> None:
         self.gateway.stop(stops)
+        self.gateway.drain(drains)
+
+    def drain(self, worker_ids: Sequence[str]) -> None:
+        """Tell workers to go, wherever they are connected, at once; their next heartbeat would tell them, too."""
+        self.gateway.drain(worker_ids)
+        self.whisper.say([], drains=worker_ids)
 
     # ── submissions, many calls in one commit ────────────────────────────────────────────────────────────────────
 

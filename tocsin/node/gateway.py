@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -12,16 +13,17 @@ from typing import Any
 
 import msgspec
 
-from tocsin.clock import EPOCH, iso
+from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import NotFound
 from tocsin.flow import fleet, logs
 from tocsin.flow.control import Stop
 from tocsin.flow.keys import RunTokens
-from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, held, report
+from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, given_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint
 from tocsin.model.access import Identity
 from tocsin.model.ids import parse_id
+from tocsin.model.scalars import Instant
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.group import GroupCommit
 from tocsin.settings import Settings
@@ -55,9 +57,11 @@ class Session:
     key_id: str
     renewed_at: float = float("-inf")
     last_claim: int = -1
+    asked: int = 0  # the number of the last claim request
     state: str = "live"
     orders: list[StopOrder] = field(default_factory=list)
     poll: Poll | None = None
+    listening: asyncio.Future[None] | None = None
 
 
 class Gateway:
@@ -82,6 +86,7 @@ class Gateway:
         self._hint = hint
         self._rng = random.Random()
         self._sessions: dict[str, Session] = {}
+        self._leaving = False
         # Runs claimed here whose success ends nothing but themselves, with their fence. Forgetting one costs a look-up.
         self._plain: dict[str, int] = {}
         self._last_instant = EPOCH, iso(EPOCH)
@@ -106,8 +111,15 @@ class Gateway:
         """Long-poll for runs; None if the worker hung up meanwhile (what was claimed for it is handed back)."""
         session = await self._session(who, worker_id)
         await self._check_lease(who, session)
-        await self._take_back_lost(session, body.last_claim)
-        if session.orders or session.state != "live" or (body.slots <= 0 and body.held <= 0):
+        if 0 < body.number <= session.asked:  # it came before, or came late: its worker waits for another answer
+            return ClaimAnswer(claim_id=0, runs=[], now=iso(self._db.clock.reached()))
+        session.asked = max(session.asked, body.number)
+        await self._take_back_lost(session, body)
+        if session.orders or session.state != "live" or self._leaving:
+            return self._answer_orders(session)
+        if body.slots <= 0 and body.held <= 0:
+            if body.listen:
+                await self._listen(session, body, gone)
             return self._answer_orders(session)
         rows = await self._poll(session, body, gone)
         if gone.done():
@@ -127,9 +139,7 @@ class Gateway:
         )
         either: set[asyncio.Future[Any]] = {poll.answer, gone}
         try:
-            await asyncio.wait(
-                either, timeout=min(max(body.wait, 0.0), _LONGEST_WAIT), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, timeout=_wait_of(body), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._dispatcher.close_poll(poll)
             session.poll = None
@@ -148,14 +158,14 @@ class Gateway:
         if body.finished:
             accepted |= await self._reports.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
         if body.returned:
-            accepted |= await self._give_back(
-                [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
-            )
+            back = [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
+            accepted |= await self._give_back(back)
+            if missed := [r for r in back if (r.run_id, r.fence) not in accepted]:
+                accepted |= await given_back(self._db, missed)
         if body.running is not None:
             await self._compare(session, body)
         if body.leaving:
-            await fleet.leave(self._db, worker_id)
-            self._sessions.pop(worker_id, None)
+            await self._let_go(session)
         orders, session.orders = session.orders, []
         return ReportAnswer(
             accepted=told if accepted.issuperset(told) else [key for key in told if key in accepted],
@@ -176,13 +186,33 @@ class Gateway:
             session = self._sessions.get(stop.worker_id)
             if session is not None:
                 session.orders.append(StopOrder(run_id=stop.run_id, fence=stop.fence, reason="cancelled"))
-                if session.poll is not None:
-                    self._dispatcher.close_poll(session.poll)
+                self._rouse(session)
+
+    def drain(self, worker_ids: Sequence[str]) -> None:
+        """The same with workers that are to take nothing more and go."""
+        for worker_id in worker_ids:
+            session = self._sessions.get(worker_id)
+            if session is not None:
+                session.state = "draining"
+                self._rouse(session)
 
     def end_polls(self) -> None:
-        """Answer every open long poll: the node is going."""
-        for poll in list(self._dispatcher.polls):
-            self._dispatcher.close_poll(poll)
+        """Answer every long poll, those that are open and those still to come: the node is going."""
+        self._leaving = True
+        for session in self._sessions.values():
+            self._rouse(session)
+
+    def _rouse(self, session: Session) -> None:
+        """End the worker's long poll: there is something to tell."""
+        if session.poll is not None:
+            self._dispatcher.close_poll(session.poll)
+        if session.listening is not None and not session.listening.done():
+            session.listening.set_result(None)
+
+    async def _listen(self, session: Session, body: Claim, gone: asyncio.Future[None]) -> None:
+        """Without a free slot: until there are orders."""
+        session.listening = asyncio.get_running_loop().create_future()
+        await asyncio.wait((session.listening, gone), timeout=_wait_of(body), return_when=asyncio.FIRST_COMPLETED)
 
     # ── sessions and leases ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -211,9 +241,9 @@ class Gateway:
         session.renewed_at, session.state = asked_at - worn, worker.state
 
     async def _renew(self, session: Session) -> None:
-        # A worker counts its lease from when it sent the report, with a margin of a fifth; within a tenth of the lease
-        # the last renewal still covers that.
-        if time.monotonic() - session.renewed_at < self._settings.lease_seconds / 10:
+        # A worker counts its lease from when it sent the report, and ends it early by a margin. For a part of that the
+        # last renewal still covers the report; the rest of the margin is for killing.
+        if time.monotonic() - session.renewed_at < lease_margin(self._settings.lease_seconds) / 4:
             return
         started = time.monotonic()
         state = await self._renewals.add(session.worker.id)
@@ -230,14 +260,25 @@ class Gateway:
 
     # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _take_back_lost(self, session: Session, last_claim: int) -> None:
-        """Asking again without knowing the last answer proves that the answer was lost."""
-        if session.last_claim in (0, last_claim):
+    async def _take_back_lost(self, session: Session, body: Claim) -> None:
+        """Asking again without knowing the last answer proves that the answer was lost; unless the request itself is
+        older than that answer, and only came late. What is not proved yet is looked at next time."""
+        if session.last_claim in (0, body.last_claim):
             return
-        lost = await claims_after(self._db, session.worker.id, last_claim)
+        heard = _instant(body.heard)
+        lost = await claims_after(self._db, session.worker.id, body.last_claim, heard)
         if lost:
             await self._give_back(lost)
-        session.last_claim = last_claim
+        if lost or heard is None:
+            session.last_claim = body.last_claim
+
+    async def _let_go(self, session: Session) -> None:
+        """The worker's last word is that it has nothing: what it should have, it never got."""
+        lost = await claims_after(self._db, session.worker.id, -1)
+        if lost:
+            await self._give_back(lost)
+        await fleet.leave(self._db, session.worker.id)
+        self._sessions.pop(session.worker.id, None)
 
     async def _hand_back(self, worker_id: str, rows: Sequence[Row]) -> None:
         if rows:
@@ -319,12 +360,13 @@ class Gateway:
         has = {run_id for run_id, _ in body.running or []}
         told = {f.run_id for f in body.finished} | {run_id for run_id, _ in body.returned}
         known = {order.run_id for order in session.orders}
+        asked = _instant(body.asked) or EPOCH
         dropped = []
         for run in await held(self._db, session.worker.id):
             if run.id in has:
                 if run.state == "stopping" and run.id not in known:
                     session.orders.append(StopOrder(run_id=run.id, fence=run.fence, reason=run.stop_reason))
-            elif run.id not in told and run.claim_id <= body.last_claim:
+            elif run.id not in told and (run.claim_id <= body.last_claim or run.claimed_at < asked):
                 dropped.append(Returned(session.worker.id, run.id, run.fence))
         if dropped:
             await self._give_back(dropped)
@@ -332,6 +374,17 @@ class Gateway:
 
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:
     return {f"{job}:{version}": s.msgpack if packed else s.json for (_, job, version), s in known.items()}
+
+
+def _wait_of(body: Claim) -> float:
+    return min(max(body.wait, 0.0), _LONGEST_WAIT)
+
+
+def _instant(text: str) -> datetime | None:
+    """A `now` of ours that a worker repeats; None if it does not."""
+    with contextlib.suppress(ValueError):
+        return Instant.parse(text).at
+    return None
 
 
 def _unknown_worker() -> NotFound:

@@ -27,6 +27,7 @@ class _Message(msgspec.Struct, array_like=True):
     hints: list[tuple[int, int, float, float]]
     stops: list[tuple[str, str, int]]
     everywhere: bool
+    drains: list[str] = []
 
 
 class Whisper(Loop):
@@ -35,7 +36,10 @@ class Whisper(Loop):
     name = "whisper"
 
     def __init__(
-        self, db: Database, heard: Callable[[Sequence[Hint], bool], None], stop: Callable[[Sequence[Stop]], None]
+        self,
+        db: Database,
+        heard: Callable[[Sequence[Hint], bool], None],
+        stop: Callable[[Sequence[Stop], Sequence[str]], None],
     ) -> None:
         super().__init__()
         self._db = db
@@ -44,11 +48,12 @@ class Whisper(Loop):
         self._node = os.urandom(6).hex()
         self._hints: dict[tuple[int, int], Hint] = {}
         self._stops: list[Stop] = []
+        self._drains: list[str] = []
         self._sent = 0.0
         self._listener: Connection | None = None
 
-    def say(self, hints: Iterable[Hint], stops: Sequence[Stop] = ()) -> None:
-        """Pass on; several hints of one place become one."""
+    def say(self, hints: Iterable[Hint], stops: Sequence[Stop] = (), drains: Sequence[str] = ()) -> None:
+        """Pass on; several hints of one place become one. `drains`: workers that are to go."""
         for hint in hints:
             known = self._hints.get(hint[:2])
             self._hints[hint[:2]] = (
@@ -59,22 +64,25 @@ class Whisper(Loop):
                 )
             )
         self._stops += stops
+        self._drains += drains
         self.wake()
 
     async def run_once(self) -> float:
         if self._listener is None or self._listener.is_closed():
             self._listener = await self._db.listen(CHANNEL, self._on_message, lost=self.wake)
-        if self._hints or self._stops:
+        if self._hints or self._stops or self._drains:
             await asyncio.sleep(max(0.0, self._sent + _GAP - time.monotonic()))
             hints, stops = list(self._hints.values()), self._stops[:_MOST]
+            drains, self._drains = self._drains[: _MOST - len(stops)], self._drains[_MOST - len(stops) :]
             self._hints, self._stops = {}, self._stops[_MOST:]
             self._sent = time.monotonic()
-            await self._db.notify(CHANNEL, self._encode(hints, stops))
-        return 0 if self._stops else 5.0
+            await self._db.notify(CHANNEL, self._encode(hints, stops, drains))
+        return 0 if self._stops or self._drains else 5.0
 
-    def _encode(self, hints: list[Hint], stops: list[Stop]) -> str:
+    def _encode(self, hints: list[Hint], stops: list[Stop], drains: list[str]) -> str:
         few = [(h.lane_id, h.tenant_id, _seconds(h.ready_at), _seconds(h.order_key)) for h in hints[:_MOST]]
-        message = _Message(self._node, few, [(s.run_id, s.worker_id, s.fence) for s in stops], len(hints) > _MOST)
+        told = [(s.run_id, s.worker_id, s.fence) for s in stops]
+        message = _Message(self._node, few, told, len(hints) > _MOST, drains)
         return msgspec.json.encode(message).decode()
 
     def _on_message(self, payload: str) -> None:
@@ -83,7 +91,7 @@ class Whisper(Loop):
             return
         hints = [Hint(lane, tenant, _instant(due), _instant(key)) for lane, tenant, due, key in message.hints]
         self._heard(hints, message.everywhere)
-        self._stop([Stop(*s) for s in message.stops])
+        self._stop([Stop(*s) for s in message.stops], message.drains)
 
     async def stop(self) -> None:
         await super().stop()

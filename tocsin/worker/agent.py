@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import secrets
 import signal
 from collections.abc import Coroutine
 from importlib import metadata
@@ -48,12 +47,12 @@ class Agent:
         self._link = Link(url, key)
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._drain = Drain(grace)
-        mark, children = secrets.token_hex(8), set[int]()
-        self._guard = Guard(mark, children)
-        self._executors: dict[str, Executor] = {"process": ProcessExecutor(self._link.url, mark, children)}
+        self._family = proctree.Family()
+        self._guard = Guard(self._family)
+        self._executors: dict[str, Executor] = {"process": ProcessExecutor(self._link.url, self._family)}
         self._python: PythonExecutor | None = None
         if module is not None:
-            self._python = PythonExecutor(module, slots, self._link.url, mark, children)
+            self._python = PythonExecutor(module, slots, self._link.url, self._family)
             self._executors["python"] = self._python
 
     async def run(self) -> int:
@@ -113,8 +112,12 @@ class Agent:
                 continue
             lease = Lease(registered.lease_seconds, sent, self._guard.lease_until)
             log.info("registered", worker=registered.worker_id, pool=self._pool, slots=self._slots)
-            return Session(self._link, registered, self._executors, self._slots, self._drain, lease)
+            return Session(self._link, registered, self._executors, self._slots, self._drain, lease, self._strike)
         return None
+
+    def _strike(self) -> None:
+        """Kill all that runs here, in one sweep. Proof comes after."""
+        proctree.kill_once(self._family.whole)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -34,6 +34,7 @@ class Call(Struct, array_like=True, gc=False):
     token: str
     timeout_ms: int
     start_ns: int  # not to begin before this monotonic nanosecond, on the clock that both processes share
+    brand: int  # of what it forks
 
 
 class CallTarget(Struct, array_like=True):
@@ -62,6 +63,7 @@ class Done(Struct, array_like=True, gc=False):
     error_class: str = ""
     message: str = ""
     result: msgspec.Raw = _NIL
+    left_children: int = 0  # it was stopped and has forked: the brand of what it may have left behind
 
 
 class Hello(Struct, array_like=True):

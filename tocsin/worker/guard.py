@@ -18,38 +18,39 @@ import time
 
 from tocsin.worker import proctree
 
-_LOOK_EVERY = 0.1
-_AFTER_THE_AGENT = 0.1  # seconds past the deadline: the agent itself goes first
+_LOOK_EVERY = 0.05
+_AFTER_THE_AGENT = 0.05  # seconds past the deadline: the agent itself goes first
+_QUIET_LOOKS = 3  # so often nothing must be found: what is on the hop between two processes may be missed once
 _CELL = struct.Struct("d")
 
 
 class Guard:
     """The agent's side: keeps the guard told until when the runs are ours."""
 
-    def __init__(self, mark: str, children: set[int]) -> None:
+    def __init__(self, family: proctree.Family) -> None:
         self._fd = os.memfd_create("tocsin-lease")
         os.ftruncate(self._fd, _CELL.size)
         self._cell = mmap.mmap(self._fd, _CELL.size)
-        self._mark, self._children = mark, children
+        self._family = family
         self._process, self._pipe = self._start()
 
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
         theirs, ours = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tocsin.worker.guard", self._mark, str(self._fd), str(theirs)],
+            [sys.executable, "-m", "tocsin.worker.guard", *_words(self._family.whole), str(self._fd), str(theirs)],
             stdin=subprocess.DEVNULL,
             pass_fds=(self._fd, theirs),
             start_new_session=True,
         )
         os.close(theirs)
-        self._children.add(process.pid)
+        self._family.children.add(process.pid)
         return process, ours
 
     def lease_until(self, deadline: float) -> None:
         """The runs are ours until this `boottime` instant; 0: there is nothing to guard."""
         _CELL.pack_into(self._cell, 0, deadline)
         if self._process.poll() is not None:
-            self._children.discard(self._process.pid)
+            self._family.children.discard(self._process.pid)
             os.close(self._pipe)
             self._process, self._pipe = self._start()
 
@@ -59,7 +60,15 @@ class Guard:
         self._process.wait()
 
 
-def watch(mark: str, lease_fd: int, pipe: int) -> None:
+def _words(tree: proctree.Tree) -> list[str]:
+    return [tree.mark, str(tree.brands.start), str(tree.brands.stop), str(os.getpid())]
+
+
+def _tree(mark: str, first: str, last: str, agent: str) -> proctree.Tree:
+    return proctree.Tree(0, mark, range(int(first), int(last)), under=int(agent))
+
+
+def watch(tree: proctree.Tree, lease_fd: int, pipe: int) -> None:
     """The guard's side: until the agent is gone and nothing of it is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -67,12 +76,15 @@ def watch(mark: str, lease_fd: int, pipe: int) -> None:
     while not select.select([pipe], [], [], _LOOK_EVERY)[0]:
         (deadline,) = _CELL.unpack_from(cell)
         if deadline and time.clock_gettime(time.CLOCK_BOOTTIME) > deadline + _AFTER_THE_AGENT:
-            proctree.kill_once(0, mark)
+            proctree.kill_once(tree)
+    # The agent is gone, and its id may be somebody else's.
+    tree, quiet = tree._replace(under=0), 0
     for _ in range(500):
-        if not proctree.kill_once(0, mark):
+        quiet = 0 if proctree.kill_once(tree).alive else quiet + 1
+        if quiet == _QUIET_LOOKS:
             break
         time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    watch(f"{sys.argv[1]}:", int(sys.argv[2]), int(sys.argv[3]))
+    watch(_tree(*sys.argv[1:5]), int(sys.argv[5]), int(sys.argv[6]))

@@ -1,7 +1,10 @@
 """Process trees on Linux: who belongs to a run, and ending all of them with proof.
 
-A tree is found by three marks, because any one of them can be shed: descent (parent ids), the process group, and an
-environment variable that every descendant inherits. Orphans come to the agent, who is their subreaper.
+A tree is found by four marks, because any one of them can be shed: descent (parent ids), the process group, an
+environment variable that every descendant inherits, and a *brand*. That is a number as the soft limit RLIMIT_RTTIME,
+too large ever to matter: it costs nothing, needs no right, and outlives a new session, a new parent, closed files and
+an empty environment. Orphans come to the agent, who is their subreaper, so even one without any mark is seen; it can
+only be a run's, and is killed with the first run that ends.
 """
 
 from __future__ import annotations
@@ -9,11 +12,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
+import secrets
 import signal
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 MARK = "_TOCSIN_TREE"  # not TOCSIN_…: those names are settings, and unknown ones are refused
 
+_BRANDS = 1 << 62  # µs: 146,000 years
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -39,65 +46,168 @@ def die_with_parent(parent: int) -> Callable[[], None]:
     return prepare
 
 
-def _processes() -> Iterator[tuple[int, int, int, bool]]:
-    """(pid, parent, group, is a zombie) of every process."""
+class Tree(NamedTuple):
+    """How the processes of a run, or of a whole worker, are known."""
+
+    root: int  # the first process and its group, which must not have been reaped; 0: there is none
+    mark: str  # what they have in their environment, or the beginning of it; empty: there is none
+    brands: range
+    under: int = 0  # whoever descends from this process belongs to it, too
+
+
+class Family:
+    """All that one worker starts: marks and brands that nobody else has, and the children it has started itself."""
+
+    def __init__(self) -> None:
+        self._name = secrets.token_hex(8)
+        self._first = _BRANDS + (secrets.randbits(29) << 32)
+        self._last = 0
+        self.children = _children()  # whatever the agent was born with is nobody's run
+
+    @property
+    def whole(self) -> Tree:
+        """Everything at once."""
+        return Tree(0, f"{self._name}:", range(self._first, self._first + 2**32))
+
+    def tree(self, name: str, brands: int = 1) -> Tree:
+        """A tree to come; its root is known once it has been started."""
+        first = self._first + self._last % 2**32
+        self._last += brands
+        return Tree(0, f"{self._name}:{name};", range(first, first + brands))
+
+    def orphans(self) -> Iterator[tuple[int, int, bool]]:
+        """(pid, brand, has ended) of our children that we did not start ourselves. Reaps those that have ended."""
+        for pid in _children() - self.children:
+            brand = brand_of(pid)
+            with contextlib.suppress(ChildProcessError):
+                yield pid, brand, os.waitpid(pid, os.WNOHANG)[0] != 0
+
+    def has_orphans(self) -> bool:
+        """Whether there are any that live."""
+        return not all([ended for _, _, ended in self.orphans()])
+
+    def kill_once(self, tree: Tree) -> Found:
+        """Kill everything of the tree that can be found now, and every orphan that hides whose it is.
+
+        `restless`: something of it ended while we looked, and may have left a child behind that we passed by."""
+        own = self.whole
+        for _ in self.orphans():
+            pass
+        found = kill_once(tree)
+        restless = False
+        for pid, brand, ended in self.orphans():
+            hides = brand not in own.brands
+            if ended:
+                restless |= hides or brand in tree.brands
+            elif brand in tree.brands or (hides and not _has_mark(pid, own.mark)):
+                found.add(pid, _signal(pid, signal.SIGKILL))
+        return found._replace(restless=restless)
+
+
+class Found(NamedTuple):
+    """What a look at a tree found: its living processes, and those among them that we may not signal."""
+
+    alive: set[int]
+    untouchable: set[int]
+    restless: bool = False
+
+    def add(self, pid: int, signalled: bool) -> None:
+        self.alive.add(pid)
+        if not signalled:
+            self.untouchable.add(pid)
+
+
+@contextlib.contextmanager
+def branded(brand: int) -> Iterator[None]:
+    """What is forked within carries the brand, and whatever that forks. For one thread at a time."""
+    before = wear(brand)
+    try:
+        yield
+    finally:
+        wear(before)
+
+
+def wear(brand: int) -> int:
+    """Set this process's own brand; what it was before."""
+    before, most = resource.getrlimit(resource.RLIMIT_RTTIME)
+    if most == resource.RLIM_INFINITY or 0 <= brand <= most:  # else the other marks must do
+        resource.setrlimit(resource.RLIMIT_RTTIME, (brand, most))
+    return before
+
+
+def brand_of(pid: int) -> int:
+    """A process's brand, also of one that has ended and was not reaped; 0 if we may not know."""
+    try:
+        return resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
+    except OSError:
+        return 0
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """(pid, parent, group) of every living process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 with open(f"/proc/{name}/stat", "rb") as stat:
                     fields = stat.read().rpartition(b")")[2].split()
-                yield int(name), int(fields[1]), int(fields[2]), fields[0] in (b"Z", b"X")
+                if fields[0] not in (b"Z", b"X"):
+                    yield int(name), int(fields[1]), int(fields[2])
 
 
-def _has_mark(pid: int, start: bytes) -> bool:
+def _has_mark(pid: int, mark: str) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
-            return start in b"\0" + environ.read()
+            return f"\0{MARK}={mark}".encode() in b"\0" + environ.read()
     except OSError:
         return False
 
 
-def members(root: int, mark: str) -> list[int]:
-    """Living processes of the tree whose first process is, or was, `root` (0: only the mark counts).
+def kill_once(tree: Tree) -> Found:
+    """Kill everything of the tree that can be found now."""
+    table = list(_processes())
+    members = _members(tree, table)
+    found = Found(members, set())
+    strangers = {group for pid, _, group in table if pid not in members}
+    # A group at one blow: none of it can fork meanwhile.
+    for group in {group for pid, _, group in table if pid in members} - strangers:
+        signal_group(group, signal.SIGKILL)
+    for pid in members:
+        found.add(pid, _signal(pid, signal.SIGKILL))
+    return found
 
-    A mark also stands for all marks that begin with it.
-    """
-    line = f"\0{MARK}={mark}".encode()
-    table = [(pid, parent, group) for pid, parent, group, zombie in _processes() if not zombie]
+
+def _members(tree: Tree, table: list[tuple[int, int, int]]) -> set[int]:
     me = os.getpid()
-    found = {pid for pid, _, group in table if root and (pid == root or group == root)}
-    found |= {pid for pid, _, _ in table if pid != me and pid not in found and _has_mark(pid, line)}
+    found = {
+        pid
+        for pid, parent, group in table
+        if (tree.root and tree.root in (pid, group))
+        or (tree.under and parent == tree.under)
+        or brand_of(pid) in tree.brands
+        or (tree.mark and _has_mark(pid, tree.mark))
+    } - {me}
     grew = True
     while grew:
         more = {pid for pid, parent, _ in table if parent in found and pid not in found}
         found |= more
         grew = bool(more)
-    return sorted(found)
+    return found - {me}
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Whether we may."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.kill(pid, number)
+        except PermissionError:
+            return False
+    return True
 
 
 def signal_group(root: int, number: int) -> None:
     """Signal the tree's first process group, if there still is one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(root, number)
-
-
-def kill_once(root: int, mark: str) -> int:
-    """Kill everything of the tree that can be found now; how many there were."""
-    found = members(root, mark)
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return len(found)
-
-
-def has_orphans(known: set[int]) -> bool:
-    """Whether this process has children that it did not start itself. Reaps those that have ended."""
-    alive = False
-    for pid in _children():
-        if pid not in known:
-            with contextlib.suppress(ChildProcessError):
-                alive |= os.waitpid(pid, os.WNOHANG)[0] == 0
-    return alive
 
 
 def _children() -> set[int]:

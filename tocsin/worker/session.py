@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from tocsin.clock import boottime
 from tocsin.errors import TocsinError
 from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
-from tocsin.worker.executors import Attempt, Executor, PythonTarget, Spec, read_spec
+from tocsin.worker.executors import Attempt, Executor, PythonTarget, Spec, Why, read_spec
 from tocsin.worker.link import Link, UnknownWorker, Unreachable
 from tocsin.worker.logs import LogShipper, RunLog
 from tocsin.worker.timing import Lease, ServerClock, instant
@@ -33,6 +33,7 @@ _LEASE_CHECK = 0.1
 _GIVES_WAY = 0.01  # a run that goes to its executor sooner than this does not give way any more
 _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
+_LISTEN_AFTER = 0.25  # with all slots taken for so long, a long poll is opened for orders alone
 _LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
 
 
@@ -65,11 +66,12 @@ class Session:
         slots: int,
         drain: Drain,
         lease: Lease,
+        strike: Callable[[], object],
     ) -> None:
         self.worker_id = registered.worker_id
         self._link, self._executors, self._slots, self._drain = link, executors, slots, drain
         self._heartbeat = registered.heartbeat_seconds
-        self._lease = lease
+        self._lease, self._strike = lease, strike
         self._timeout = lease.seconds * 0.4
         self._clock = ServerClock()
         self._logs = LogShipper(link, self.worker_id, self.check_lease)
@@ -83,6 +85,9 @@ class Session:
         self._unanswered = 0
         self._max_unreported = max(5000, 4 * slots)
         self._last_claim = 0
+        self._numbers = itertools.count(1)
+        self._heard = self._asked = ""
+        self._answered = asyncio.Event()
         self._may_claim = asyncio.Event()
         self._to_report = asyncio.Event()
         self._idle = asyncio.Event()
@@ -105,6 +110,8 @@ class Session:
                 if claims in done and not claims.cancelled():
                     claims.result()
         finally:
+            if self._lease.over:  # before anything else: every moment counts
+                self._strike()
             await _cancel(ending, *loops)
             if self._held_timer is not None:
                 self._held_timer.cancel()
@@ -114,18 +121,50 @@ class Session:
     async def _claims(self) -> None:
         failures = 0
         while True:
-            while (wanted := self._wanted()) is None:
-                self._may_claim.clear()
-                await self._may_claim.wait()
             try:
-                await self._claim(wanted)
+                if (wanted := self._wanted()) is not None:
+                    await self._claim(wanted)
+                elif not await self._room(_LISTEN_AFTER):
+                    await self._listen()
                 failures = 0
             except Unreachable as exc:
                 failures += 1
                 log.warning("claim failed", why=str(exc), failures=failures)
                 await asyncio.sleep(_back_off(failures, 5.0))
+                await self._hear()
+
+    async def _room(self, within: float | None = None) -> bool:
+        """Until there is room for a run; False if there is none by then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._wanted() is None:
+                    self._may_claim.clear()
+                    await self._may_claim.wait()
+                return True
+        return False
+
+    async def _listen(self) -> None:
+        """All slots are taken: wait for orders, which else would come with the next heartbeat, or for room."""
+        body = wire.Claim(slots=0, listen=True, last_claim=self._last_claim, wait=CLAIM_WAIT, shared_specs=True)
+        waits = [_task(self._claim(body)), _task(self._room())]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(*waits)
+        if waits[0] in done:
+            waits[0].result()
+
+    async def _hear(self) -> None:
+        """The answer of a claim may have been lost. The next one proves that only if we have heard from the server
+        since, so speak to it first."""
+        self._answered.clear()
+        self._to_report.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._answered.wait(), self._heartbeat)
 
     async def _claim(self, body: wire.Claim) -> None:
+        body.number, body.heard = next(self._numbers), self._heard
+        self._asked = self._heard
         sent = time.monotonic()
         request = asyncio.ensure_future(self._link.claim(self.worker_id, body))
         try:
@@ -140,6 +179,7 @@ class Session:
         self.check_lease()
         if answer.now:
             self._clock.observe(answer.now, sent, time.monotonic())
+            self._heard = max(self._heard, answer.now)
         self._take(answer)
 
     def _wanted(self) -> wire.Claim | None:
@@ -306,6 +346,7 @@ class Session:
         body = wire.encode_msgpack(
             wire.Report(
                 last_claim=self._last_claim,
+                asked=self._asked,
                 running=self._in_hand() if heartbeat else None,
                 returned=returned,
                 finished=finished,
@@ -358,6 +399,8 @@ class Session:
             self._lease.renew(sent)
             self.check_lease()
             self._clock.observe(answer.now, sent_monotonic, time.monotonic())
+            self._heard = max(self._heard, answer.now)
+            self._answered.set()
             return answer
         raise AssertionError
 
@@ -404,6 +447,7 @@ class Session:
         await _cancel(claims)
         with contextlib.suppress(Unreachable, TimeoutError):
             # The closed poll's answer may be lost on its way; a later request that lacks it is the proof.
+            await self._hear()
             look = wire.Claim(slots=0, last_claim=self._last_claim, wait=0.0, shared_specs=True)
             await asyncio.wait_for(self._claim(look), 1.0)
         held = {entry[2] for entry in self._held}
@@ -414,16 +458,18 @@ class Session:
             waits = [_task(self._idle.wait()), _task(self._drain.now.wait())]
             await asyncio.wait(waits, timeout=self._drain.grace, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(*waits)
+        grace = "at once" if self._drain.now.is_set() else f"after a grace of {self._drain.grace:g} s"
         for executor in self._executors.values():
-            await executor.kill_all()
+            await executor.kill_all(Why("drained", f"its worker was drained; it was killed {grace}"))
         if self._live or self._finished or self._returned or self._unanswered:
             self._settled.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), _LAST_WORDS)
-        await self._take_leave()
+        if not (self._live or self._finished or self._returned or self._unanswered):
+            await self._take_leave()
 
     async def _take_leave(self) -> None:
-        """Say that we go, so that nobody waits for our lease to end; it does not matter much if that is lost."""
+        """Say that we have nothing and go, so that nobody waits for our lease to end. If that is lost, they do."""
         body = wire.encode_msgpack(wire.Report(last_claim=self._last_claim, leaving=True))
         with contextlib.suppress(Unreachable, UnknownWorker, TimeoutError):
             await asyncio.wait_for(self._link.report(self.worker_id, body, 1.0), 1.0)

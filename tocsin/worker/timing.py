@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from tocsin.clock import DRIFT, boottime
+from tocsin.clock import DRIFT, boottime, lease_margin
 
 
 class Lease:
@@ -21,7 +21,7 @@ class Lease:
     ) -> None:
         self.seconds = seconds
         self._on_renewal = on_renewal
-        self.margin = min(2.0, seconds / 5)
+        self.margin = lease_margin(seconds)
         self.deadline = 0.0
         self.renew(sent)
 

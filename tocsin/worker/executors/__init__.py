@@ -6,19 +6,20 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunError, RunKey
-from tocsin.worker import proctree
 from tocsin.worker.frames import Outcome
+from tocsin.worker.proctree import Family, Tree
 
 STOP_GRACE = 5.0  # between asking a run to stop and killing it
+KILL_PATIENCE = 5.0  # how long to wait for the end of what is killed because the worker goes or was lost
 
-_KILL_FOR = 5.0
-_LOOK_AGAIN = 0.01
+_UNTOUCHABLE_FOR = 5.0  # how long to wait for processes that we may not even signal
+_LOOK_AGAIN, _LOOK_RARELY = 0.01, 0.25
 
 
 class ProcessTarget(Struct, tag_field="kind", tag="process"):
@@ -98,6 +99,16 @@ class Attempt:
         )
 
 
+class Why(NamedTuple):
+    """What is told of a run that its worker killed: the error's class, and its message."""
+
+    error_class: str
+    message: str
+
+
+LOST = Why("lost", "killed by its worker")
+
+
 class Sink(Protocol):
     """Where executors say what happened."""
 
@@ -137,22 +148,27 @@ class Executor(ABC):
         """Ask, wait for `STOP_GRACE`, then kill; the end that reaches the sink is the proof of stop."""
 
     @abstractmethod
-    async def kill_all(self) -> None:
-        """Kill everything now and tell the sink what was lost; returns when nothing runs any more."""
+    async def kill_all(self, why: Why = LOST) -> None:
+        """Kill everything now and tell the sink what was lost; returns when nothing runs any more, or after a few
+        seconds: what cannot be killed must not keep the worker from going or from registering anew."""
 
     async def close(self) -> None:
         """Leave nothing behind."""
         await self.kill_all()
 
 
-async def kill_tree(root: int, mark: str) -> bool:
-    """Kill the whole tree; True once nothing of it lives, False if something outlived five seconds of killing."""
-    until = time.monotonic() + _KILL_FOR
-    while proctree.kill_once(root, mark):
-        if time.monotonic() > until:
+async def kill_tree(family: Family, tree: Tree) -> bool:
+    """Kill the whole tree until nothing of it is left: True is the proof. False if for five seconds all that was left
+    were processes that we may not signal."""
+    began = time.monotonic()
+    while True:
+        found = family.kill_once(tree)
+        if not found.alive and not found.restless:
+            return True
+        waited = time.monotonic() - began
+        if waited > _UNTOUCHABLE_FOR and found.alive <= found.untouchable:
             return False
-        await asyncio.sleep(_LOOK_AGAIN)
-    return True
+        await asyncio.sleep(min(_LOOK_AGAIN + waited / 50, _LOOK_RARELY))
 
 
 class _NoSink:

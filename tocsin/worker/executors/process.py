@@ -14,10 +14,14 @@ from typing import IO, Any
 
 import msgspec
 
+from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import proctree
-from tocsin.worker.executors import STOP_GRACE, Attempt, Executor, ProcessTarget, kill_tree
+from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, ProcessTarget, Why, kill_tree
 from tocsin.worker.lines import LineSplitter, OutputLimit
+from tocsin.worker.proctree import Family, Tree
+
+log = get_logger("worker")
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SSL_CERT_FILE")
 _READ = 1 << 16
@@ -27,9 +31,9 @@ _LAST_OUTPUT = 1.0  # how long to wait for the end of the output once the whole 
 class ProcessExecutor(Executor):
     """Starts programs and owns their trees."""
 
-    def __init__(self, url: str, mark: str, children: set[int]) -> None:
+    def __init__(self, url: str, family: Family) -> None:
         super().__init__()
-        self._url, self._mark, self._children = url, mark, children
+        self._url, self._family = url, family
         self._base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         self._running: dict[Attempt, _Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,32 +51,36 @@ class ProcessExecutor(Executor):
         if process is not None:
             process.stop("cancelled")
 
-    async def kill_all(self) -> None:
+    async def kill_all(self, why: Why = LOST) -> None:
         for process in self._running.values():
-            process.lost = True
+            process.lost = process.lost or why
             process.kill.set()
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        if self._tasks:
+            _, left = await asyncio.wait(set(self._tasks), timeout=KILL_PATIENCE)
+            if left:
+                log.error("some processes cannot be killed", runs=len(left))
 
     def _start(self, attempt: Attempt) -> None:
         attempt.started_ns = time.monotonic_ns()
+        tree = self._family.tree(f"{attempt.run.run_id}:{attempt.run.fence}")
         try:
-            process = _Process(self, attempt, self._spawn(attempt))
+            popen = self._spawn(attempt, tree)
+            process = _Process(self, attempt, popen, tree._replace(root=popen.pid), self._family)
         except (OSError, ValueError, UnicodeError) as exc:
             end = attempt.finished("failed", error_class="start", message=f"{attempt.target.command[0]}: {exc}")
             self.sink.ended([(attempt, end)])
             return
         self._running[attempt] = process
-        self._children.add(process.popen.pid)
+        self._family.children.add(popen.pid)
         task = asyncio.ensure_future(self._supervise(attempt, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _spawn(self, attempt: Attempt) -> subprocess.Popen[bytes]:
+    def _spawn(self, attempt: Attempt, tree: Tree) -> subprocess.Popen[bytes]:
         target: ProcessTarget = attempt.target
-        env = self._environment(attempt, target)
+        env = self._environment(attempt, target, tree.mark)
         program = _find(target, env)
-        with _stdin(target.stdin) as stdin:
+        with _stdin(target.stdin) as stdin, proctree.branded(tree.brands[0]):
             # On the loop's thread on purpose: the child dies with the thread that starts it.
             return subprocess.Popen(
                 [*self._prefix, program, *target.command[1:]],
@@ -86,7 +94,7 @@ class ProcessExecutor(Executor):
                 preexec_fn=self._die_with_us,
             )
 
-    def _environment(self, attempt: Attempt, target: ProcessTarget) -> dict[str, str]:
+    def _environment(self, attempt: Attempt, target: ProcessTarget, mark: str) -> dict[str, str]:
         run = attempt.run
         return {
             **self._base,
@@ -101,40 +109,29 @@ class ProcessExecutor(Executor):
             "TOCSIN_ARGS": msgspec.json.encode({} if run.args is None else run.args).decode(),
             "TOCSIN_URL": self._url,
             "TOCSIN_RUN_TOKEN": run.token,
-            proctree.MARK: self.mark_of(attempt),
+            proctree.MARK: mark,
         }
-
-    def mark_of(self, attempt: Attempt) -> str:
-        """What every process of the attempt's tree carries in its environment."""
-        return f"{self._mark}:{attempt.run.run_id}:{attempt.run.fence};"
 
     async def _supervise(self, attempt: Attempt, process: _Process) -> None:
         await process.run(attempt.run.timeout_ms / 1000)
-        await self._clear_tree(attempt, process)
+        await process.clear_tree()
         process.reap()
-        self._children.discard(process.popen.pid)
+        self._family.children.discard(process.popen.pid)
         await process.drain()
         del self._running[attempt]
         self.sink.ended([(attempt, process.end())])
-
-    async def _clear_tree(self, attempt: Attempt, process: _Process) -> None:
-        """What a run leaves behind in the background ends with it.
-
-        Its first process has ended but is not reaped yet, so its id still names this tree and no other. Whatever
-        else is left of the tree has become, or descends from, an orphan of ours.
-        """
-        if proctree.has_orphans(self._children):
-            process.tree_gone = await kill_tree(process.popen.pid, self.mark_of(attempt))
-            proctree.has_orphans(self._children)
 
 
 class _Process:
     """One program: its pipes, its clock, and how it ended."""
 
-    def __init__(self, executor: ProcessExecutor, attempt: Attempt, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, executor: ProcessExecutor, attempt: Attempt, popen: subprocess.Popen[bytes], tree: Tree, family: Family
+    ) -> None:
         self.popen = popen
+        self._tree, self._family = tree, family
         self.kill = asyncio.Event()
-        self.lost = False
+        self.lost: Why | None = None
         self.tree_gone = True
         self._attempt, self._executor = attempt, executor
         self._loop = asyncio.get_running_loop()
@@ -160,9 +157,17 @@ class _Process:
         if self._grace is not None:
             self._grace.cancel()
         if not self._exited.done():
-            root, mark = self.popen.pid, self._executor.mark_of(self._attempt)
-            self.tree_gone = await kill_tree(root, mark)
+            self.tree_gone = await kill_tree(self._family, self._tree)
             await self._exited
+
+    async def clear_tree(self) -> None:
+        """What a run leaves behind in the background ends with it.
+
+        Its first process has ended but is not reaped yet, so its id still names this tree and no other. Whatever
+        else is left of the tree has become, or descends from, an orphan of ours.
+        """
+        if self._family.has_orphans():
+            self.tree_gone = await kill_tree(self._family, self._tree)
 
     def stop(self, why: str) -> None:
         """Ask the program to end; after the grace the whole tree is killed."""
@@ -189,8 +194,8 @@ class _Process:
     def _outcome(self) -> Finished:
         attempt, code = self._attempt, self.popen.returncode
         survivors = "" if self.tree_gone else "; some of its processes could not be killed"
-        if self.lost:
-            return attempt.finished("lost", error_class="lost", message="killed by its worker" + survivors)
+        if self.lost is not None:
+            return attempt.finished("lost", error_class=self.lost.error_class, message=self.lost.message + survivors)
         if attempt.stopping == "timeout":
             text = f"still running after {attempt.run.timeout_ms} ms" + survivors
             return attempt.finished("timeout", error_class="timeout", message=text)

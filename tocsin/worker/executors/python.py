@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -21,8 +22,9 @@ from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import proctree
 from tocsin.worker.channel import Channel
-from tocsin.worker.executors import STOP_GRACE, Attempt, Executor, kill_tree
+from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, kill_tree
 from tocsin.worker.frames import ENDED, NOT_STARTED, Call, CallTarget, Done, Orders, Replies, Table
+from tocsin.worker.proctree import Family, Tree
 
 log = get_logger("runner")
 
@@ -30,6 +32,8 @@ _HELLO_WITHIN = 60.0
 _CHECK_EVERY = 0.25
 _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0)  # after this many starts in a row that failed, the module is hopeless
 _HEALTHY_AFTER = 10.0
+_BRANDS = 1 << 20  # calls of a runner that can be told apart at a time
+_KILLED = Why("lost", "its process was killed by the worker")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Replies).decode
 _NIL = b"\xc0"
@@ -40,12 +44,12 @@ class PythonExecutor(Executor):
 
     head_start = 0.03  # to write and read a frame of some thousand calls
 
-    def __init__(self, module: str, slots: int, url: str, mark: str, children: set[int]) -> None:
+    def __init__(self, module: str, slots: int, url: str, family: Family) -> None:
         super().__init__()
         self.functions: list[str] = []
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._command = [sys.executable, "-m", "tocsin.worker.runner", module, url, str(slots)]
-        self._mark, self._children = f"{mark}:runner;", children
+        self._family = family
         self._slots = slots
         self._runner: _Runner | None = None
         self._waiting: dict[Attempt, None] = {}  # until there is a runner
@@ -72,7 +76,7 @@ class PythonExecutor(Executor):
         elif self._runner is not None:
             self._runner.stop(attempt)
 
-    async def kill_all(self) -> None:
+    async def kill_all(self, why: Why = LOST) -> None:
         if self._upkeep is not None:
             self._upkeep.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -81,10 +85,10 @@ class PythonExecutor(Executor):
         self.sink.handed_back(waiting)
         runner, self._runner = self._runner, None
         if runner is not None:
-            await runner.kill()
+            await asyncio.wait((asyncio.ensure_future(runner.kill(why)),), timeout=KILL_PATIENCE)
 
     def _spawn(self) -> _Runner:
-        return _Runner(self._command, self._slots, self._mark, self._children, self)
+        return _Runner(self._command, self._slots, self._family, self)
 
     async def _greet(self, runner: _Runner) -> None:
         hello = asyncio.ensure_future(runner.hello())
@@ -129,21 +133,25 @@ class PythonExecutor(Executor):
 class _Runner:
     """One runner process and the attempts it has in hand."""
 
-    def __init__(self, command: list[str], slots: int, mark: str, children: set[int], executor: PythonExecutor) -> None:
+    def __init__(self, command: list[str], slots: int, family: Family, executor: PythonExecutor) -> None:
         loop = asyncio.get_running_loop()
-        self._executor, self._mark, self._children = executor, mark, children
+        self._executor, self._family = executor, family
+        self._tree = family.tree("runner", brands=_BRANDS)
+        self._calls = itertools.count()
         self._table = Table(slots)
         self._cells: list[int] = list(range(slots))
         self._attempts: dict[int, Attempt] = {}
         self._stop_by: dict[int, float] = {}
-        self._killed = False
+        self._killed: Why | None = None
+        self._clearing: set[asyncio.Task[None]] = set()
         self._hello: asyncio.Future[tuple[list[str], str]] = loop.create_future()
         self.ready = False
         self.exited: asyncio.Future[None] = loop.create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             self._popen = self._start_process(command, theirs.fileno())
-        self._children.add(self._popen.pid)
+        self._tree = self._tree._replace(root=self._popen.pid)
+        family.children.add(self._popen.pid)
         self._channel = Channel(ours, loop, self._on_frame, self._kill_now)
         self._pidfd = os.pidfd_open(self._popen.pid)
         loop.add_reader(self._pidfd, self._on_exit)
@@ -152,14 +160,15 @@ class _Runner:
         hidden = ("TOCSIN_KEY", "TOCSIN_WORKER_KEY")
         env = {name: value for name, value in os.environ.items() if name not in hidden}
         # On the loop's thread on purpose: the child dies with the thread that starts it.
-        return subprocess.Popen(
-            [*command, str(fd), str(self._table.fd)],
-            stdin=subprocess.DEVNULL,
-            env={**env, proctree.MARK: self._mark},
-            pass_fds=(fd, self._table.fd),
-            start_new_session=True,
-            preexec_fn=proctree.die_with_parent(os.getpid()),
-        )
+        with proctree.branded(self._tree.brands[0]):
+            return subprocess.Popen(
+                [*command, str(fd), str(self._table.fd)],
+                stdin=subprocess.DEVNULL,
+                env={**env, proctree.MARK: self._tree.mark},
+                pass_fds=(fd, self._table.fd),
+                start_new_session=True,
+                preexec_fn=proctree.die_with_parent(os.getpid()),
+            )
 
     async def hello(self) -> tuple[list[str], str]:
         """The functions it offers, and what is wrong if anything is."""
@@ -194,6 +203,7 @@ class _Runner:
                     run.token,
                     run.timeout_ms,
                     attempt.start_ns,
+                    self._tree.brands[1 + next(self._calls) % (_BRANDS - 1)],
                 )
             )
         self._channel.send(_encode(orders))
@@ -222,11 +232,11 @@ class _Runner:
                 late = True
         return late
 
-    async def kill(self) -> None:
+    async def kill(self, why: Why = _KILLED) -> None:
         """Kill it and what it started; returns when it has ended and its attempts are accounted for."""
-        self._killed = True
+        self._killed = self._killed or why
         if not self.exited.done():
-            await kill_tree(self._popen.pid, self._mark)
+            await kill_tree(self._family, self._tree)
             await self.exited
 
     def how_it_ended(self) -> str:
@@ -237,7 +247,7 @@ class _Runner:
 
     def _kill_now(self) -> None:
         """It closed its end: nothing more can come of it."""
-        proctree.kill_once(self._popen.pid, self._mark)
+        proctree.kill_once(self._tree)
 
     def _on_frame(self, frame: bytes) -> None:
         replies = _decode(frame)
@@ -248,7 +258,19 @@ class _Runner:
             lines: list[LogLine] = [(line.at, line.stream, line.level, line.text)] if line.stream else []
             self._executor.sink.output(self._attempts[line.cell], lines, line.dropped)
         if replies.done:
-            self._executor.sink.ended([self._end(done) for done in replies.done])
+            left = [done for done in replies.done if done.left_children]
+            self._executor.sink.ended([self._end(done) for done in replies.done if not done.left_children])
+            for done in left:
+                self._stop_by.pop(done.cell, None)  # it has ended in time
+                task = asyncio.ensure_future(self._clear(done))
+                self._clearing.add(task)
+                task.add_done_callback(self._clearing.discard)
+
+    async def _clear(self, done: Done) -> None:
+        """A call was stopped: what it forked ends, too, before it is said to have."""
+        await kill_tree(self._family, Tree(0, "", range(done.left_children, done.left_children + 1)))
+        if done.cell in self._attempts:
+            self._executor.sink.ended([self._end(done)])
 
     def _end(self, done: Done) -> tuple[Attempt, Finished]:
         cell = done.cell
@@ -270,11 +292,16 @@ class _Runner:
         os.close(self._pidfd)
         self._channel.drain()
         self.ready = False
-        # What it had started outlives it as our orphans; its own id stays taken until it is reaped.
-        proctree.kill_once(self._popen.pid, self._mark)
+        task = asyncio.ensure_future(self._bury())
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
+
+    async def _bury(self) -> None:
+        """What it had started outlives it as our orphans; its own id stays taken until it is reaped."""
+        if self._family.has_orphans():
+            await kill_tree(self._family, self._tree)
         self._popen.wait()
-        self._children.discard(self._popen.pid)
-        proctree.has_orphans(self._children)
+        self._family.children.discard(self._popen.pid)
         self._account()
         self._table.close()
         self.exited.set_result(None)
@@ -304,8 +331,8 @@ class _Runner:
             return attempt.finished(
                 "lost", error_class="lost", message="it ended, but its process died with the result"
             )
-        if self._killed:
-            return attempt.finished("lost", error_class="lost", message="its process was killed by the worker")
+        if self._killed is not None:
+            return attempt.finished("lost", error_class=self._killed.error_class, message=self._killed.message)
         return attempt.finished(
             "failed", error_class="crashed", message=f"its process died while it was running: {self.how_it_ended()}"
         )

@@ -18,6 +18,7 @@ from tocsin.client.app import App, Function
 from tocsin.worker.channel import Channel
 from tocsin.worker.frames import Table
 from tocsin.worker.runner.calls import Calls
+from tocsin.worker.runner.forks import brand_children
 from tocsin.worker.runner.output import RunStream
 
 
@@ -32,6 +33,7 @@ def load(reference: str) -> App:
 
 async def serve(reference: str, url: str, slots: int, sock: socket.socket, table: Table) -> None:
     """Say hello, then call what is asked for until the agent is gone."""
+    brand_children()
     loop = asyncio.get_running_loop()
     functions: dict[str, Function] = {}
     calls = Calls(functions, slots, table, url, loop)

@@ -30,6 +30,7 @@ class Run:
         "asked_to_stop",
         "call",
         "ended",
+        "forked",
         "function",
         "limit",
         "partial",
@@ -44,6 +45,7 @@ class Run:
         self.started_ns = 0
         self.asked_to_stop = ""
         self.ended = False
+        self.forked = False
         self.task: asyncio.Task[None] | None = None
         self.thread: Any = None
         self.limit: OutputLimit | None = None
@@ -107,10 +109,11 @@ def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
 
 def stopped(run: Run, ran_ns: int) -> Done:
     """The end of a call that was asked to stop and did."""
+    left = run.call.brand if run.forked else 0
     if run.asked_to_stop == "timeout":
         text = f"still running after {run.call.timeout_ms} ms"
-        return Done(run.call.cell, run.started_ns, ran_ns, "timeout", "timeout", text)
-    return Done(run.call.cell, run.started_ns, ran_ns, "cancelled")
+        return Done(run.call.cell, run.started_ns, ran_ns, "timeout", "timeout", text, left_children=left)
+    return Done(run.call.cell, run.started_ns, ran_ns, "cancelled", left_children=left)
 
 
 def _message(exc: BaseException) -> str:

@@ -30,6 +30,7 @@ async def get_worker(call: Call) -> Reply:
 @route("POST", "/v1/workers/{id}/drain", "fleet.operate")
 async def drain_worker(call: Call) -> Reply:
     await fleet.drain(call.node.db, call.who, call.id())
+    call.node.drain([call.id()])
     return answer(await fleet.get_worker(call.node.db, call.who, call.id()))
 
 
