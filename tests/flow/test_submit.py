@@ -74,8 +74,6 @@ async def test_the_answer_has_every_default_and_says_the_schedule_in_words(scene
         ({"schedule": {"interval": "R/PT1H"}}, "invalid_interval", "schedule.interval"),
         ({"schedule": {"text": "every day"}}, "unclear_text", "schedule.text"),
         ({"schedule": {"delay": "PT1S", "max_runs": 3}}, "invalid", "schedule.max_runs"),
-        ({"overlap": "replace"}, "not_supported", "overlap"),
-        ({"concurrency_key": "x"}, "not_supported", "concurrency_key"),
         ({"secrets": {"A": "b"}}, "not_supported", "secrets"),
         ({"pool": "nowhere"}, "unknown_pool", "pool"),
         ({"schedule": {"at": "2020-01-01T00:00:00Z"}}, "in_the_past", "schedule.at"),

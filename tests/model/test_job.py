@@ -128,13 +128,10 @@ def test_every_wrong_field_is_named_at_once() -> None:
     [
         ({"resources": {"cpu": 1}}, "resources"),
         ({"placement": {"require": {"a": "b"}}}, "placement"),
-        ({"concurrency_key": "k"}, "concurrency_key"),
-        ({"rate_limit": "1/s"}, "rate_limit"),
         ({"circuit": "c"}, "circuit"),
         ({"depends_on": [{"job": "a"}]}, "depends_on"),
         ({"secrets": {"A": "b"}}, "secrets"),
         ({"notify": [{}]}, "notify"),
-        ({"overlap": "replace"}, "overlap"),
         ({"target": PROCESS | {"shell": True}}, "target.shell"),
     ],
 )

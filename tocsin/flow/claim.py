@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from tocsin.flow.shared.transitions import SQL as SHARED
+from tocsin.flow.shared.transitions import Key, gates
+from tocsin.model.limits import Rate, Verdict, Wish, admit
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.telemetry import CLAIMED, MISSED, START_LAG, STEP_SECONDS
 
@@ -30,15 +32,18 @@ class Share(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The claimed rows, each with the `slot` it goes to (from 1); and the places of all that left the queue, among
-    them what was parked or ended instead of claimed."""
+    """The claimed rows, each with the `slot` it goes to (from 1); the places of all that left the queue, among them
+    what was parked or ended instead of claimed; when the rates that were used let the next one through; and whether
+    something waits for what it is to replace."""
 
     rows: list[Row]
     left: Counter[tuple[int, int]]
+    opens: dict[Key, datetime]
+    replaces: bool
 
 
 # Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, `limited` for its limit's lock.
-_LEAVES = ("paused", "overlap", "skipped_overlap", "coalesced", "limit")
+_LEAVES = ("paused", "overlap", "replace", "skipped_overlap", "coalesced", "limit", "rate")
 
 
 async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> Taken:
@@ -54,17 +59,19 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> T
         # A clock that was set back is noticed before anybody is told an instant that it has not reached.
         db.clock.observe(going[0]["claimed_at"], sent, received)
     others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
+    left = Counter((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
     limited = [row for row in others if row["verdict"] == "limited"]
+    opens: dict[Key, datetime] = {}
     if limited and len(going) < len(slots):
         used = {row["slot"] for row in going}
         free = [slot for slot in range(1, len(slots) + 1) if slot not in used]
         more = await _take_limited(db, limited, workers, [whose[slot - 1] for slot in free])
-        others += [row for row in more if row["verdict"] != "go"]
-        going += [_Seated(row, free[row["slot"] - 1]) for row in more if row["verdict"] == "go"]
+        left.update(more.parked)
+        opens = more.opens
+        going += [_Seated(row, free[row["slot"] - 1]) for row in more.rows]
     _count(going, others)
-    left = Counter((row["lane_id"], row["tenant_id"]) for row in going)
-    left.update((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
-    return Taken(going, left)
+    left.update((row["lane_id"], row["tenant_id"]) for row in going)
+    return Taken(going, left, opens, any(row["verdict"] == "replace" for row in others))
 
 
 def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -74,14 +81,61 @@ def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:
     return workers, [index[worker] for worker in slots]
 
 
-async def _take_limited(db: Database, candidates: list[Row], workers: list[str], whose: list[int]) -> list[Row]:
-    keys = sorted({(row["tenant_id"], row["job_id"]) for row in candidates})
+class _Limited(NamedTuple):
+    """What came of runs under limits: those claimed, the places of those parked, and when rates let more through."""
+
+    rows: list[Row]
+    parked: list[tuple[int, int]]
+    opens: dict[Key, datetime]
+
+
+async def _take_limited(db: Database, candidates: list[Row], workers: list[str], whose: list[int]) -> _Limited:
+    """Under the locks of their limits, let those start that the limits have room for, and park the others. A run one
+    of whose limits somebody else holds is left for the next claim."""
+    gated = {row["id"]: gates(Key(row["tenant_id"], row["job_id"]), row["key_id"]) for row in candidates}
+    keys = sorted({key for keys in gated.values() for key in keys})
     async with db.transaction("claim_limited", "vital") as connection:
-        locked = {(r["tenant_id"], r["key"]) for r in await connection.fetch(SQL["lock_limits"], *columns(keys, 2))}
-        picked = [(r["tenant_id"], r["id"]) for r in candidates if (r["tenant_id"], r["job_id"]) in locked]
+        rows = await connection.fetch(SQL["lock_limits"], *columns(keys, 2))
+        locked = {Key(row["tenant_id"], row["key"]) for row in rows}
+        picked = [(row["tenant_id"], row["id"]) for row in candidates if locked.issuperset(gated[row["id"]])]
         if not picked:
-            return []
-        return await connection.fetch(SQL["take_limited"], workers, whose, *columns(picked, 2))  # type: ignore[no-any-return]
+            return _Limited([], [], {})
+        known = await connection.fetch(SQL["weigh"], *columns(picked, 2), *columns(sorted(locked), 2))
+        runs = [row for row in known if row["place"] is not None]
+        limits = {row["id"]: row for row in known if row["place"] is None}
+        verdict = _judge(runs, limits, len(whose))
+        parked = [(runs[b.run]["place"], b.by, b.key) for b in verdict.blocked]
+        used = [(limits[key]["tenant_id"], key, tat) for key, tat in verdict.tats.items()]
+        going = [runs[i]["place"] for i in verdict.going]
+        claimed = await connection.fetch(
+            SQL["take_limited"], workers, whose, going, *columns(parked, 3), *columns(used, 3)
+        )
+    left = [(runs[b.run]["lane_id"], runs[b.run]["tenant_id"]) for b in verdict.blocked]
+    return _Limited(claimed, left, _openings(runs, limits, verdict))
+
+
+def _judge(runs: Sequence[Row], limits: Mapping[str, Row], slots: int) -> Verdict:
+    wishes = [
+        Wish(i, r["job_id"], r["key_id"], limits[r["job_id"]]["max"], r["max"], _rate(r)) for i, r in enumerate(runs)
+    ]
+    running = {key: row["running"] for key, row in limits.items()}
+    tats = {key: row["tat"] for key, row in limits.items()}
+    return admit(wishes, running, tats, runs[0]["now"], slots) if runs else Verdict([], [], {})
+
+
+def _rate(run: Row) -> Rate | None:
+    return None if run["rate_gap"] is None else Rate(run["rate_gap"], run["rate_burst"])
+
+
+def _openings(runs: Sequence[Row], limits: Mapping[str, Row], verdict: Verdict) -> dict[Key, datetime]:
+    """When each rate that was used, or that somebody waits for, lets the next one through."""
+    out: dict[Key, datetime] = {}
+    for run in runs:
+        key, rate = run["key_id"] or run["job_id"], _rate(run)
+        tat = verdict.tats.get(key, limits[key]["tat"])
+        if rate is not None and tat is not None:
+            out[Key(run["tenant_id"], key)] = rate.opens_at(tat)
+    return out
 
 
 class _Seated:

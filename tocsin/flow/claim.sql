@@ -42,7 +42,8 @@ ready as materialized (
     select w.turn, w.lane_id, r.*
       from want w
      cross join lateral (
-            select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
+            select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
+                   r.key_id
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                and r.order_key >= w.floor
@@ -54,7 +55,8 @@ due as materialized (
     select w.turn, w.lane_id, r.*
       from want w
      cross join lateral (
-            select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at
+            select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
+                   r.key_id
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at <= now()
@@ -65,7 +67,7 @@ due as materialized (
                for update skip locked) r
 ),
 judged as materialized (
-    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id,
+    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id, p.key_id,
            case
                when h.job_id is not null then 'paused'
                when p.deadline_at < now() and p.attempt = 0 then 'expired'
@@ -76,6 +78,7 @@ judged as materialized (
                             or e.state = 'staged' and (e.ready_at <= now() or e.attempt > 0)))
                then case when p.limited then 'limited' else 'go' end
                when p.overlap = 'skip' then 'skipped_overlap'
+               when p.overlap = 'replace' then 'replace'
                -- One occurrence waits: is there an earlier one that has not started, behind yet another?
                when p.overlap = 'queue' and exists (
                     select from runs e
@@ -102,9 +105,10 @@ claimed as (
 ),
 parked as (
     update runs r
-       set state = 'waiting', blocked_by = j.verdict, blocked_key = r.job_id
+       set state = 'waiting', blocked_by = case j.verdict when 'paused' then 'paused' else 'overlap' end,
+           blocked_key = r.job_id
       from judged j
-     where j.verdict in ('paused', 'overlap') and r.ctid = j.place
+     where j.verdict in ('paused', 'overlap', 'replace') and r.ctid = j.place
     returning r.id
 ),
 ended as (
@@ -116,10 +120,11 @@ ended as (
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
-       c.once or coalesce(c.overlap in ('queue', 'queue_all'), false) as special
+       c.once or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special, null::text as key_id
   from claimed c
 union all
-select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id, true
+select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id, true,
+       j.key_id::text
   from judged j
  where j.verdict <> 'go'
 
@@ -133,53 +138,57 @@ select l.tenant_id, l.key::text as key
          limit 1
            for no key update skip locked) l
 
+-- :name weigh
+-- What is to be known before runs under limits may start, read after the locks: a snapshot from before would count what
+-- another claim has just started as not running. First the runs, in their order, taken; then the limits.
+--   $1 tenants  $2 runs  $3 tenants  $4 keys of the limits
+(select r.place, r.tenant_id, r.id::text as id, r.lane_id, r.job_id::text as job_id, r.key_id::text as key_id,
+        j.key_max as max, j.rate_gap, j.rate_burst, 0 as running, null::timestamptz as tat, now() as now
+   from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+  cross join lateral (
+         select r.ctid as place, r.* from runs r
+          where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
+            and r.state in ('ready', 'staged') and r.limited
+          limit 1
+            for update skip locked) r
+  cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j
+  order by r.order_key, r.id)
+union all
+select null, l.tenant_id, l.key::text, 0, null, null, l.max, null, null,
+       (select count(*) from runs b where b.job_id = l.key and b.limited and b.state in ('running', 'stopping'))
+       + (select count(*) from runs b where b.key_id = l.key and b.state in ('running', 'stopping')),
+       l.tat, now()
+  from unnest($3::int[], $4::uuid[]) as k(tenant_id, key)
+ cross join lateral (select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1) l
+
 -- :name take_limited
--- ready | staged → running while the limit has room, else → waiting. A statement of its own, after the locks: its
--- snapshot must be younger than they are, or it would count what another claim has just started as not running.
---   $1 workers  $2 for each free slot, whose it is (from 1)  $3 tenants  $4 runs
+-- ready | staged → running or waiting, as was decided under the locks of the limits and of the runs themselves.
+--   $1 workers  $2 for each free slot, whose it is (from 1)  $3 places of those that start, in order
+--   $4 places of those that wait  $5 for what  $6 of which key  $7 $8 keys whose rates were used  $9 their instants
 -- :include slots
-picked as materialized (
-    select r.ctid as place, r.tenant_id, r.id, r.job_id, r.order_key
-      from unnest($3::int[], $4::uuid[]) as k(tenant_id, id)
-     cross join lateral (
-            select r.ctid, r.* from runs r
-             where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
-               and r.state in ('ready', 'staged') and r.limited
-             limit 1
-               for update skip locked) r
-),
-room as (
-    select p.job_id,
-           min(l.max) - (select count(*) from runs b
-                          where b.job_id = p.job_id and b.limited and b.state in ('running', 'stopping')) as free
-      from picked p
-     cross join lateral (select l.max from limits l where l.tenant_id = p.tenant_id and l.key = p.job_id limit 1) l
-     group by p.job_id
-),
-ranked as (
-    select p.place, row_number() over (partition by p.job_id order by p.order_key, p.id) <= room.free as fits
-      from picked p
-      join room using (job_id)
-),
 going as (
-    select place, row_number() over () as rank from ranked where fits
+    select g.place, g.rank from unnest($3::tid[]) with ordinality as g(place, rank)
 ),
 claimed as (
 -- :include start
 ),
 parked as (
     update runs r
-       set state = 'waiting', blocked_by = 'limit', blocked_key = r.job_id
-      from ranked k
-     where not k.fits and r.ctid = k.place
-    returning r.tenant_id, r.id, r.job_id, r.lane_id
+       set state = 'waiting', blocked_by = p.blocked_by, blocked_key = p.blocked_key
+      from unnest($4::tid[], $5::text[], $6::uuid[]) as p(place, blocked_by, blocked_key)
+     where r.ctid = p.place
+),
+used as (
+    update limits l
+       set tat = u.tat
+      from unnest($7::int[], $8::uuid[], $9::timestamptz[]) as u(tenant_id, key, tat)
+     cross join lateral (
+            select f.ctid as place from limits f where f.tenant_id = u.tenant_id and f.key = u.key limit 1) f
+     where l.ctid = f.place
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id, true as special
   from claimed c
-union all
-select 'limit', p.tenant_id, p.id::text, p.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, p.lane_id, true
-  from parked p
 
 -- :name take_ahead
 -- staged → running before its instant, at most $6 ahead: it travels with its `start_at`. Whatever is decided when a run
@@ -229,7 +238,7 @@ claimed as (
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
-       c.once or coalesce(c.overlap in ('queue', 'queue_all'), false) as special
+       c.once or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special
   from claimed c
 union all
 select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, now() + $6::interval,

@@ -14,18 +14,21 @@ from tocsin.errors import NotFound
 from tocsin.flow.shared import audit, calendars, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import opened, seen
-from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
     NewRun,
+    Stop,
+    cancel_runs,
     counted,
+    gates,
     hints,
     lock_limits,
     note_missed,
     release,
     retract,
     stage,
+    stops,
 )
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
@@ -36,15 +39,7 @@ from tocsin.model.schedule import seed_of, timetable
 from tocsin.model.timetable import Timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 
-SQL = Sql(__file__, SHARED)
-
-
-class Stop(NamedTuple):
-    """A held run that its worker is to stop."""
-
-    run_id: str
-    worker_id: str
-    fence: int
+SQL = Sql(__file__)
 
 
 class Controlled(NamedTuple):
@@ -146,9 +141,9 @@ async def cancel(
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
             await lock_limits(connection, [key])
-            rows = await _cancel_runs(connection, who, job_id, stop_running, reason, None)
+            rows = await cancel_runs(connection, key, reason, stop_running=stop_running)
             await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
-            done = Controlled([], _stops(rows))
+            done = Controlled([], stops(rows))
         await remember(connection, wish, 200, [job_id], job["version"])
     return done
 
@@ -163,32 +158,20 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
             if await connection.fetchval(SQL["run_ended"], who.tenant_id, run_id) is None:
                 raise NotFound("there is no such run")
         elif run["state"] != "stopping":
-            job_id = run["job_id"]
-            await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
-            await lock_limits(connection, [Key(who.tenant_id, job_id)])
-            rows = await _cancel_runs(connection, who, job_id, True, reason, run_id)
-            freed = await release(connection, [Key(who.tenant_id, job_id)]) if any(map(_frees, rows)) else []
+            job = Key(who.tenant_id, run["job_id"])
+            await connection.fetchrow(SQL["lock_job"], *job)
+            limits = gates(job, run["key_id"])
+            await lock_limits(connection, limits)
+            rows = await cancel_runs(connection, job, reason, run_id=run_id)
+            freed = await release(connection, limits) if any(map(_frees, rows)) else []
             await audit.record(connection, audit.entry(who, "run.cancel", f"run:{run_id}", reason=reason))
-            done = Controlled(hints(freed), _stops(rows))
+            done = Controlled(hints(freed), stops(rows))
         await remember(connection, wish, 200, [run_id])
     return done
 
 
-async def _cancel_runs(
-    connection: Connection, who: Identity, job_id: str, stop_running: bool, reason: str, run_id: str | None
-) -> list[Row]:
-    await connection.fetch(SQL["hold_runs"], who.tenant_id, job_id, run_id)
-    return await connection.fetch(  # type: ignore[no-any-return]
-        SQL["cancel_runs"], who.tenant_id, job_id, stop_running, reason, run_id
-    )
-
-
 def _frees(row: Row) -> bool:
     return bool(row["limited"] or row["overlap"])
-
-
-def _stops(rows: list[Row]) -> list[Stop]:
-    return [Stop(row["id"], row["worker_id"], row["fence"]) for row in rows if row["state"] == "stopping"]
 
 
 async def _locked_job(connection: Connection, who: Identity, job_id: str, version: int | None) -> Row:

@@ -32,42 +32,9 @@ update runs r
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
--- :name hold_runs
--- Take the runs that are to be cancelled, so that the statement after it sees what each of them is by now.
-select r.id from runs r where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3) order by r.id for update
-
--- :name cancel_runs
--- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
--- $3: whether what runs is stopped; $4 the reason; $5 one run, or null for all.
-with locked as materialized (
-    select r.ctid as place, r.state
-      from runs r
-     where r.tenant_id = $1 and r.job_id = $2 and ($5::uuid is null or r.id = $5)
-     order by r.id
-),
-stopping as (
-    -- What is left running gets no further attempt either: its reason to stop stands, its state does not change.
-    update runs r
-       set state = case when $3 then 'stopping' else 'running' end, stop_reason = $4
-      from locked l
-     where l.state = 'running' and r.ctid = l.place
-    returning r.id, r.worker_id, r.fence, r.state
-),
-ended as (
-    delete from runs r
-     using locked l
-     where l.state in ('staged', 'ready', 'waiting') and r.ctid = l.place
-    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
-),
--- :include record_ended
-select s.id::text as id, s.state, s.worker_id::text as worker_id, s.fence, false as limited, null::text as overlap
-  from stopping s
-union all
-select id::text, 'cancelled', null, fence, limited, overlap from ended
-
 -- :name run_job
 -- Which job a live run belongs to.
-select job_id::text as job_id, state from runs
+select job_id::text as job_id, key_id::text as key_id, state from runs
  where (tenant_id, id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
 -- :name run_ended

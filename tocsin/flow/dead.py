@@ -12,6 +12,7 @@ from tocsin.clock import iso
 from tocsin.errors import Conflict, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
@@ -72,7 +73,7 @@ async def redrive(
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
         letters = await _take(connection, who, chosen, cancelled_too=False)
-        await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
+        templates = await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
         new = [
             NewRun(
                 who.tenant_id,
@@ -83,6 +84,7 @@ async def redrive(
                 was["priority"],
                 was["args"],
                 was["id"],
+                key_id=key_of_run(who.tenant_id, templates[was["job_id"]], was["args"]),
             )
             for i, (id_, was) in enumerate(zip(new_ids(now, len(letters)), letters, strict=True))
         ]
@@ -130,10 +132,10 @@ async def retry(db: Database, who: Identity, run_id: str, now: datetime, wish: W
         origin = await connection.fetchrow(SQL["origin"], who.tenant_id, run_id)
         if origin is None:
             raise NotFound("there is no ended run with this id")
-        await _hold_jobs(connection, who, [origin["job_id"]])
-        new = NewRun(
-            who.tenant_id, new_id(now), origin["job_id"], "retry", None, origin["priority"], origin["args"], run_id
-        )
+        job_id, args = origin["job_id"], origin["args"]
+        templates = await _hold_jobs(connection, who, [job_id])
+        key = key_of_run(who.tenant_id, templates[job_id], args)
+        new = NewRun(who.tenant_id, new_id(now), job_id, "retry", None, origin["priority"], args, run_id, key_id=key)
         rows = await stage(connection, [new])
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))
         await remember(connection, wish, 202, [new.id])
@@ -152,10 +154,11 @@ async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancel
     return letters  # type: ignore[no-any-return]
 
 
-async def _hold_jobs(connection: Connection, who: Identity, ids: Sequence[str]) -> None:
-    states = {
-        row["id"]: row["state"] for row in await connection.fetch(SQL["hold_jobs"], who.tenant_id, sorted(set(ids)))
-    }
-    gone = [id_ for id_ in ids if states.get(id_, "cancelled") == "cancelled"]
+async def _hold_jobs(connection: Connection, who: Identity, ids: Sequence[str]) -> dict[str, str | None]:
+    """Keep these jobs as they are; from what their runs' concurrency keys follow."""
+    rows = await connection.fetch(SQL["hold_jobs"], who.tenant_id, sorted(set(ids)))
+    open_ = {row["id"]: row["key_template"] for row in rows if row["state"] != "cancelled"}
+    gone = [id_ for id_ in ids if id_ not in open_]
     if gone:
         raise Conflict(f"job {gone[0]} is cancelled and takes no more runs", code="job_cancelled")
+    return open_

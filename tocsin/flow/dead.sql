@@ -40,7 +40,7 @@ select count(*)
          limit 100000) d
 
 -- :name hold_jobs
-select id::text as id, state from jobs where tenant_id = $1 and id = any($2::uuid[]) order by id for share
+select id::text as id, state, key_template from jobs where tenant_id = $1 and id = any($2::uuid[]) order by id for share
 
 -- :name origin
 select h.job_id::text as job_id, h.priority, h.args

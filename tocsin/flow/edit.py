@@ -210,7 +210,7 @@ async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
             text,
             spec.name,
             lane_id,
-            *columns_of(spec),
+            *columns_of(spec, this.key.tenant_id),
             clock["now"] if _anchor(this.old.schedule) != _anchor(spec.schedule) else None,
             None if spec.schedule is None else encode(spec.schedule).decode(),
         )
@@ -234,10 +234,11 @@ async def _use(this: _Edit) -> None:
 
 
 async def _limit(this: _Edit) -> list[Hint]:
-    """Set the job's limit, under its lock; what it has room for now becomes claimable."""
-    was, limit = this.job["max_concurrency"], this.new.max_concurrency
-    if was == limit:
+    """Set the job's limit, under its lock; what it and its key have room for now becomes claimable."""
+    was, is_ = ((spec.max_concurrency, spec.concurrency_key, spec.rate_limit) for spec in (this.old, this.new))
+    if was == is_:
         return []
+    limit = this.new.max_concurrency
     await this.connection.execute(SQL["set_limit"], *this.key, NO_BOUND if limit is None else limit)
     return hints(await release(this.connection, [this.key]))
 

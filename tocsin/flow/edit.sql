@@ -35,7 +35,8 @@ select tenant_id, id, version, spec::jsonb, coalesce(anchored_at, created_at), $
 update jobs
    set version = version + 1, updated_at = now(), spec = $3, name = $4, lane_id = $5, once = $6, overlap = $7,
        max_concurrency = $8, max_attempts = $9, priority = $10, start_deadline = $11, tags = $12::jsonb,
-       zone_rules = $13, anchored_at = coalesce($14, anchored_at), schedule = $15
+       zone_rules = $13, key_id = $14, key_template = $15, key_max = $16, rate_gap = $17, rate_burst = $18,
+       anchored_at = coalesce($19, anchored_at), schedule = $20
  where tenant_id = $1 and id = $2
 returning version
 

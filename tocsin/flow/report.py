@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import SQL as SHARED
-from tocsin.flow.shared.transitions import Hint, Key, hints, lock_jobs, lock_limits, release
+from tocsin.flow.shared.transitions import Hint, Key, gates, hints, lock_jobs, lock_limits, release
 from tocsin.model.retry import after_failure, after_loss
 from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
 from tocsin.telemetry import REPORTED, STEP_SECONDS, SUPERSEDED
@@ -180,9 +180,9 @@ async def _look(
         if row["once"]:
             special.once.add(job)
         if row["limited"]:
-            special.limited.add(job)
+            special.limited.update(gates(job, row["key_id"]))
         if row["limited"] or row["queues"]:
-            special.released.add(job)
+            special.released.update(gates(job, row["key_id"]))
     return special
 
 
@@ -258,9 +258,10 @@ async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
     """Make these runs claimable again at once; nothing is burned."""
     async with db.transaction("give_back", "vital") as connection:
         rows = await connection.fetch(SQL["give_back"], *columns(returned, 3))
-        jobs = {Key(row["tenant_id"], row["job_id"]) for row in rows if row["job_id"] is not None}
-        await lock_limits(connection, jobs)
-        freed = await release(connection, jobs)
+        ended = [row for row in rows if row["job_id"] is not None]
+        limits = {key for row in ended for key in gates(Key(row["tenant_id"], row["job_id"]), row["key_id"])}
+        await lock_limits(connection, limits)
+        freed = await release(connection, limits)
     accepted = {(row["id"], row["fence"]) for row in rows}
     return Reported(accepted, hints([row for row in rows if row["ready_at"] is not None]) + hints(freed))
 

@@ -2,7 +2,7 @@
 -- What the server must know before it ends these attempts; rows that need nothing special are not answered.
 -- No lock: the fence in the statement that follows is the guard.
 select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version, r.failures, r.losses,
-       r.once, r.limited, r.overlap in ('queue', 'queue_all') as queues, r.state
+       r.once, r.limited, r.key_id::text as key_id, r.overlap in ('queue', 'queue_all', 'replace') as queues, r.state
   from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) with ordinality as i(worker_id, id, fence, outcome, n)
  cross join lateral (
         -- The limit keeps the planner from turning the join round: statistics that know of nothing running would make
@@ -11,7 +11,7 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
          where (r.worker_id, r.id) between (i.worker_id, i.id) and (i.worker_id, i.id)
            and r.state in ('running', 'stopping')
          limit 1) r
- where r.fence = i.fence and (i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all'))
+ where r.fence = i.fence and (i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all', 'replace'))
 
 -- :name finish
 -- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
@@ -152,9 +152,9 @@ ended as (
     returning r.*, 'cancelled' as final_state, 'cancelled' as reason
 ),
 -- :include record_ended
-select id::text as id, fence, tenant_id, lane_id, ready_at, order_key, null::text as job_id from back
+select id::text as id, fence, tenant_id, lane_id, ready_at, order_key, null::text as job_id, null::text as key_id from back
 union all
-select id::text, fence, tenant_id, lane_id, null, null, job_id::text from ended
+select id::text, fence, tenant_id, lane_id, null, null, job_id::text, key_id::text from ended
 
 -- :name given_back
 -- Which of these keys name runs that nobody holds: the fence is still theirs, so they were handed back, or ended as it.

@@ -15,7 +15,7 @@ from tocsin.flow.shared import audit, calendars, triggers
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
-from tocsin.flow.shared.jobs import columns_of, name_taken
+from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, stage
 from tocsin.model.access import Identity
@@ -216,7 +216,7 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
         answers |= _followers(answers, {ids[i][0]: problem for i, problem in refused.items()}) | refused
         await _drop_keys(connection, [requests[i].wish for i in refused])
         open_ = [i for i in open_ if i not in answers]
-        rows = await stage(connection, [run for i in open_ for run in _new_runs(requests[i], ids[i])])
+        rows = await stage(connection, [run for i in open_ for run in _new_runs(requests[i], ids[i], jobs)])
         await audit.record_all(
             connection,
             [
@@ -255,19 +255,15 @@ def _document(request: RunsRequest, job: Row, made: Row) -> dict[str, Any]:
     )
 
 
-def _new_runs(request: RunsRequest, ids: list[str]) -> list[NewRun]:
-    return [
-        NewRun(
-            request.who.tenant_id,
-            id_,
-            request.job_id,
-            request.trigger,
-            run.at.at if run.at is not None else None,
-            run.priority,
-            encode(run.args).decode() if isinstance(run.args, dict) else None,
-        )
-        for id_, run in zip(ids, request.runs, strict=True)
-    ]
+def _new_runs(request: RunsRequest, ids: list[str], jobs: Mapping[tuple[int, str], Row]) -> list[NewRun]:
+    tenant_id, template = request.who.tenant_id, jobs[request.who.tenant_id, request.job_id]["key_template"]
+    out = []
+    for id_, run in zip(ids, request.runs, strict=True):
+        at = run.at.at if run.at is not None else None
+        args = encode(run.args).decode() if isinstance(run.args, dict) else None
+        key = key_of_run(tenant_id, template, args)
+        out.append(NewRun(tenant_id, id_, request.job_id, request.trigger, at, run.priority, args, key_id=key))
+    return out
 
 
 def _no_more_runs(job: Row | None) -> ApiProblem | None:
@@ -332,7 +328,7 @@ async def _store_jobs(
             spec.name,
             job.request.spec_json,
             lane_of[job.lane],
-            *columns_of(spec),
+            *columns_of(spec, who.tenant_id),
             job.cursor,
             who.actor if audited else None,
             who.key_id if audited else None,

@@ -23,25 +23,30 @@ delete from idempotency i
 with new as (
     select *
       from unnest($1::int[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::bool[], $7::text[], $8::int[],
-                  $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::text[], $14::timestamptz[], $15::text[],
-                  $16::uuid[], $17::text[])
+                  $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::text[], $14::uuid[], $15::text[],
+                  $16::int[], $17::interval[], $18::int[], $19::timestamptz[], $20::text[], $21::uuid[], $22::text[])
            as n(tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                start_deadline, tags, zone_rules, next_fire_at, actor, key_id, schedule)
+                start_deadline, tags, zone_rules, key_id, key_template, key_max, rate_gap, rate_burst, next_fire_at,
+                actor, actor_key_id, schedule)
 ), kept as (
     insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-                      start_deadline, tags, zone_rules, created_at, updated_at, schedule)
+                      start_deadline, tags, zone_rules, key_id, key_template, key_max, rate_gap, rate_burst,
+                      created_at, updated_at, schedule)
     select tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
-           start_deadline, tags, zone_rules, $18::timestamptz, $18::timestamptz, schedule
+           start_deadline, tags, zone_rules, key_id, key_template, key_max, rate_gap, rate_burst,
+           $23::timestamptz, $23::timestamptz, schedule
       from new
 ), limited as (
     insert into limits (tenant_id, key, max)
-    select tenant_id, id, max_concurrency from new where max_concurrency is not null
+    select tenant_id, id, coalesce(max_concurrency, 2147483647)
+      from new
+     where max_concurrency is not null or key_id is not null or rate_gap is not null
 ), planned as (
     insert into triggers (tenant_id, job_id, next_fire_at)
     select tenant_id, id, next_fire_at from new where next_fire_at is not null
 )
 insert into audit (tenant_id, actor, key_id, action, target)
-select tenant_id, actor, key_id, 'job.create', 'job:' || id from new where actor is not null
+select tenant_id, actor, actor_key_id, 'job.create', 'job:' || id from new where actor is not null
 
 -- :name names_taken
 select n.i
@@ -55,7 +60,8 @@ select n.i
 
 -- :name open_jobs
 -- Whoever submits a run holds its job, so that a cancel sees either the run or no run.
-select j.tenant_id, j.id::text as id, j.state, j.name, j.version, j.priority, j.max_attempts, j.tags::text as tags
+select j.tenant_id, j.id::text as id, j.state, j.name, j.version, j.priority, j.max_attempts, j.tags::text as tags,
+       j.key_template
   from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
  cross join lateral (
         select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.id limit 1 for share) j

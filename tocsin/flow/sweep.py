@@ -6,9 +6,22 @@ Nothing here is on the path of a healthy run; it ends what can no longer start a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
-from tocsin.flow.shared.transitions import Hint, Key, end_unheld, hints, lock_jobs, lock_limits, release
+from tocsin.flow.shared.transitions import (
+    Hint,
+    Key,
+    Stop,
+    cancel_runs,
+    end_unheld,
+    gates,
+    hints,
+    lock_jobs,
+    lock_limits,
+    release,
+    stops,
+)
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import DEPTH, MISSED, OVERDUE
 
@@ -45,20 +58,51 @@ async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
 
 async def release_waiting(db: Database) -> list[Hint]:
     """waiting → ready where the block is over and the release was missed."""
-    jobs = [Key(row["tenant_id"], row["job_id"]) for row in await db.fetch("engine", SQL["waiting"])]
+    keys = [Key(row["tenant_id"], row["key"]) for row in await db.fetch("engine", SQL["waiting"])]
+    if not keys:
+        return []
+    woken = hints(await db.fetch("engine", SQL["unpause"], [key.id for key in keys]))
+    return woken + await release_keys(db, keys)
+
+
+async def release_keys(db: Database, keys: Sequence[Key]) -> list[Hint]:
+    """waiting → ready where these limits have room, or their rates let some through."""
+    async with db.transaction("sweep") as connection:
+        await lock_limits(connection, keys)
+        return hints(await release(connection, keys))
+
+
+class Replaced(NamedTuple):
+    """What became claimable, and who is to be told to stop, because a younger occurrence takes their place."""
+
+    hints: list[Hint]
+    stops: list[Stop]
+
+
+async def replace_earlier(db: Database) -> Replaced:
+    """Cancel what stands before an occurrence that is to replace it (`overlap: replace`). It waits for the proof."""
     woken: list[Hint] = []
-    if jobs:
-        woken += hints(await db.fetch("engine", SQL["unpause"], [job.id for job in jobs]))
+    orders: list[Stop] = []
+    for row in await db.fetch("engine", SQL["replacing"]):
+        job = Key(row["tenant_id"], row["job_id"])
         async with db.transaction("sweep") as connection:
-            await lock_limits(connection, jobs)
-            woken += hints(await release(connection, jobs))
-    return woken
+            await lock_jobs(connection, [job])
+            limits = [Key(job.tenant_id, key) for key in row["keys"]]
+            await lock_limits(connection, [job, *limits])
+            orders += stops(await cancel_runs(connection, job, "replaced", before=row["id"]))
+            woken += hints(await release(connection, [job, *limits]))
+    return Replaced(woken, orders)
 
 
 async def _end(connection: Connection, rows: list[Row], state: str, reason: str) -> list[Hint]:
     await lock_jobs(connection, [Key(r["tenant_id"], r["job_id"]) for r in rows if r["once"]])
     ended = await end_unheld(connection, [Key(r["tenant_id"], r["id"]) for r in rows], state, reason)
-    freed = [Key(r["tenant_id"], r["job_id"]) for r in ended if r["limited"] or r["overlap"]]
+    freed = [
+        key
+        for r in ended
+        if r["limited"] or r["overlap"]
+        for key in gates(Key(r["tenant_id"], r["job_id"]), r["key_id"])
+    ]
     await lock_limits(connection, freed)
     return hints(await release(connection, freed))
 

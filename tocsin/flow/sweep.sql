@@ -43,8 +43,8 @@ update runs r
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
--- :name waiting
--- Jobs with parked runs, skipping from job to job in the index, and whether a pause holds them.
+-- :name parked
+-- Jobs and keys with parked runs, skipping from one to the next in the index.
 with recursive parked as (
     (select r.tenant_id, r.blocked_key from runs r where r.state = 'waiting' order by r.blocked_key limit 1)
     union all
@@ -55,10 +55,31 @@ with recursive parked as (
              where r.state = 'waiting' and r.blocked_key > p.blocked_key
              order by r.blocked_key limit 1) n
 )
-select p.tenant_id, p.blocked_key::text as job_id
+
+-- :name waiting
+-- Not those that a pause holds.
+-- :include parked
+select p.tenant_id, p.blocked_key::text as key
   from parked p
  where not exists (select from holds h where h.tenant_id = p.tenant_id and h.job_id = p.blocked_key)
  limit 1000
+
+-- :name replacing
+-- Jobs whose youngest waiting occurrence is to replace what stands before it and has not been told to stop.
+-- :include parked
+select p.tenant_id, w.job_id::text as job_id, w.id::text as id, e.keys
+  from parked p
+ cross join lateral (
+        select w.job_id, w.id from runs w
+         where w.state = 'waiting' and w.blocked_key = p.blocked_key and w.blocked_by = 'overlap' and w.overlap = 'replace'
+         order by w.id desc
+         limit 1) w
+ cross join lateral (
+        select coalesce(array_agg(distinct e.key_id::text) filter (where e.key_id is not null), '{}') as keys, count(*)
+          from runs e
+         where e.job_id = w.job_id and e.id < w.id and e.trigger <> 'backfill' and e.stop_reason is null) e
+ where e.count > 0
+ limit 100
 
 -- :name unpause
 -- waiting → ready: parked by a pause that is over, of these jobs.

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tocsin.errors import InvalidInput, NotSupported
 from tocsin.model import phrases
+from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
 from tocsin.model.scalars import Duration, Instant
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
@@ -130,6 +131,22 @@ class Retry(_Part, frozen=True):
     give_up_on: Annotated[list[Line], Meta(max_length=100)] = []
 
 
+class ConcurrencyKey(_Part, frozen=True):
+    """A limit that jobs share: of all runs with the same key, so many at once. A key may name arguments of the run, as
+    in `customer-{args.customer}`."""
+
+    key: Line
+    max: Positive = 1
+
+
+class RateLimit(_Part, frozen=True):
+    """So many starts in so much time, as in `100/min`, of the concurrency key or else the job; `burst` at once after a
+    pause, by default what one second brings."""
+
+    rate: Line
+    burst: Positive | None = None
+
+
 class JobSpec(_Part, frozen=True):
     """A job as its owner writes it."""
 
@@ -145,14 +162,28 @@ class JobSpec(_Part, frozen=True):
     retry: Retry = Retry()
     overlap: Literal["skip", "queue", "queue_all", "allow", "replace"] = "skip"
     max_concurrency: Positive | None = None
-    concurrency_key: Line | None = None
-    rate_limit: Line | None = None
+    concurrency_key: Line | ConcurrencyKey | None = None
+    rate_limit: Line | RateLimit | None = None
     circuit: Line | None = None
     depends_on: list[Any] = []
     secrets: dict[str, Any] = {}
     notify: list[Any] = []
     tags: Annotated[dict[str, str], Meta(max_length=50)] = {}
     description: Annotated[str, Meta(max_length=4096)] = ""
+
+    @property
+    def shared_key(self) -> ConcurrencyKey | None:
+        """The key in its long form: a short one lets one run at a time."""
+        key = self.concurrency_key
+        return ConcurrencyKey(key=key) if isinstance(key, str) else key
+
+    @property
+    def rate(self) -> Rate | None:
+        """The rate, read; `BadLimit` if it is none."""
+        limit = self.rate_limit
+        if limit is None:
+            return None
+        return parse_rate(limit) if isinstance(limit, str) else parse_rate(limit.rate, limit.burst)
 
     @property
     def once(self) -> bool:
@@ -204,8 +235,22 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, value in spec.tags.items():
         if not _TAG.fullmatch(key) or len(value) > 256 or not value.isprintable():
             yield f"tags.{key[:32]}", "a tag is a name of up to 128 and a printable value of up to 256 characters"
+    if spec.concurrency_key is not None or spec.rate_limit is not None:
+        yield from _wrong_limits(spec)
     if isinstance(spec.target, ProcessTarget):
         yield from _wrong_process(spec.target)
+
+
+def _wrong_limits(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    try:
+        if spec.shared_key is not None:
+            check_key(spec.shared_key.key)
+    except BadLimit as e:
+        yield "concurrency_key", str(e)
+    try:
+        spec.rate  # noqa: B018 — reading it is the check
+    except BadLimit as e:
+        yield "rate_limit", str(e)
 
 
 def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
@@ -223,7 +268,7 @@ def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
 
 
 _BLANK = JobSpec(target=ProcessTarget(command=["true"]))
-_PLANNED = ("resources", "placement", "concurrency_key", "rate_limit", "circuit", "depends_on", "secrets", "notify")
+_PLANNED = ("resources", "placement", "circuit", "depends_on", "secrets", "notify")
 _planned_of = attrgetter(*_PLANNED)
 
 
@@ -231,7 +276,5 @@ def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
     if _planned_of(spec) != _planned_of(_BLANK):
         yield from (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))
-    if spec.overlap == "replace":
-        yield "overlap"
     if isinstance(spec.target, ProcessTarget) and spec.target.shell:
         yield "target.shell"

@@ -14,11 +14,10 @@ from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions, servers
 from tocsin.flow import restored as restoration
-from tocsin.flow.control import Stop
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.specs import SpecBook
-from tocsin.flow.shared.transitions import Hint
+from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.events import Events
@@ -74,12 +73,14 @@ class Node:
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db)
         self.gateway = Gateway(self.db, self.settings, self.dispatcher, self.specs, tokens, self.objects, self.tell)
+        sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
+        self.dispatcher.on_replace = sweeper.wake
         self._loops = [
             self.dispatcher,
             self.whisper,
             Planner(self.db, self.horizon, self.tell),
             Reaper(self.db, self.specs, self.tell),
-            Sweeper(self.db, self.tell, self.dispatcher.served_lanes),
+            sweeper,
             Follower(self.db, self.tell),
             Caretaker(self.db, self._server, self.retire),
             self.events,

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from tocsin.flow import claim
+from tocsin.flow import claim, sweep
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.fleet import Worker
 from tocsin.flow.shared.lanes import LaneBook
-from tocsin.flow.shared.transitions import Hint
+from tocsin.flow.shared.transitions import Hint, Key
 from tocsin.model.fairness import VirtualTime, allot
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database, Row
@@ -89,6 +89,8 @@ class Dispatcher(Loop):
     _scanned: float = 0.0
     _looked_back: float = 0.0
     _lanes_known: int = 0
+    _opens: dict[Key, datetime] = field(default_factory=dict)  # when rates let the next one through
+    on_replace: Callable[[], None] = lambda: None  # something waits for what it is to replace
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -153,6 +155,7 @@ class Dispatcher(Loop):
 
     async def run_once(self) -> float:
         await self._learn_lanes()
+        await self._open_rates()
         self._wake_due_places()
         for poll in [p for p in self.polls if p.lapses_at < time.monotonic()]:
             self.close_poll(poll)
@@ -181,6 +184,8 @@ class Dispatcher(Loop):
             at = place.next_due if opens is None else opens
             if at is not None and (soonest is None or at < soonest):
                 soonest = at
+        if self._opens and self.polls:
+            soonest = min(filter(None, (soonest, *self._opens.values())))
         return max(0.0005, min(longest, (soonest - now).total_seconds())) if soonest else longest
 
     def _wake_due_places(self) -> None:
@@ -188,6 +193,15 @@ class Dispatcher(Loop):
         for place in self._places.values():
             if place.next_due is not None and place.next_due <= now:
                 place.next_due, place.may_have = None, True
+
+    async def _open_rates(self) -> None:
+        """Let go what waited for a rate, the moment that it may: the sweep would come to it within a second."""
+        now = self.db.clock.now()
+        due = [key for key, at in self._opens.items() if at <= now]
+        if due and self.polls:
+            for key in due:
+                del self._opens[key]
+            self.hint(await sweep.release_keys(self.db, due))
 
     async def _learn_lanes(self) -> None:
         """Lanes are made by submitting, here or on another node, while polls are open."""
@@ -216,6 +230,9 @@ class Dispatcher(Loop):
         hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
         taken = await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
         self._learn(shares, hints, taken)
+        self._opens |= taken.opens
+        if taken.replaces:
+            self.on_replace()
         self._charge(taken.rows, polls[0].worker.pool)
         return taken.left.total() > 0 or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
 

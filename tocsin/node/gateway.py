@@ -16,11 +16,10 @@ import msgspec
 from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import NotFound
 from tocsin.flow import fleet, logs
-from tocsin.flow.control import Stop
 from tocsin.flow.keys import RunTokens
 from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, given_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
-from tocsin.flow.shared.transitions import Hint
+from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.model.access import Identity
 from tocsin.model.ids import parse_id
 from tocsin.model.scalars import Instant

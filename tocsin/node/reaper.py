@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tocsin.flow import events, fleet, partitions, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
-from tocsin.flow.shared.transitions import Hint
+from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
@@ -18,6 +18,7 @@ from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 log = get_logger("reaper")
 _SKEW = 1.0  # seconds by which clocks may differ before it is worth a word
 Hear = Callable[[Sequence[Hint]], None]
+Tell = Callable[[Sequence[Hint], Sequence[Stop]], None]
 
 
 class Reaper(Loop):
@@ -48,18 +49,19 @@ class Sweeper(Loop):
 
     name = "sweeper"
 
-    def __init__(self, db: Database, hint: Hear, served_lanes: Callable[[], set[int]]) -> None:
+    def __init__(self, db: Database, tell: Tell, served_lanes: Callable[[], set[int]]) -> None:
         super().__init__()
         self._db = db
-        self._hint = hint
+        self._tell = tell
         self._served_lanes = served_lanes
 
     async def run_once(self) -> float:
         woken = await sweep.expire(self._db)
         woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
         woken += await sweep.release_waiting(self._db)
-        if woken:
-            self._hint(woken)
+        replaced = await sweep.replace_earlier(self._db)
+        if woken or replaced.hints or replaced.stops:
+            self._tell([*woken, *replaced.hints], replaced.stops)
         return 1.0
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import EPOCH
-from tocsin.flow.control import Stop
-from tocsin.flow.shared.transitions import Hint
+from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.node.loop import Loop
 from tocsin.store.db import Connection, Database
 

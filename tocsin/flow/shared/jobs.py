@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tocsin.errors import Conflict, NotFound, PreconditionFailed
 from tocsin.model.job import JobSpec
+from tocsin.model.limits import depends_on_args, key_id, rendered
 from tocsin.model.zones import rules_of
 from tocsin.store.db import Row
 from tocsin.wire import encode
@@ -32,9 +35,32 @@ def name_taken(spec: JobSpec) -> Conflict:
     return Conflict(f"a job named {spec.name!r} exists already", code="name_taken")
 
 
-def columns_of(spec: JobSpec) -> tuple[Any, ...]:
+_NO_SHARED_LIMITS = (None,) * 5
+
+
+def _shared_limits(spec: JobSpec, tenant_id: int) -> tuple[Any, ...]:
+    """key_id, key_template, key_max, rate_gap, rate_burst."""
+    key, rate = spec.shared_key, spec.rate
+    return (
+        key and key_id(tenant_id, rendered(key.key, {})),
+        key.key if key is not None and depends_on_args(key.key) else None,
+        key and key.max,
+        rate and rate.gap,
+        rate and rate.burst,
+    )
+
+
+def key_of_run(tenant_id: int, template: str | None, args: str | None) -> str | None:
+    """The concurrency key of a run with these arguments (JSON), where it follows from them."""
+    if template is None:
+        return None
+    given = msgspec.json.decode(args) if args is not None else {}
+    return key_id(tenant_id, rendered(template, given if isinstance(given, dict) else {}))
+
+
+def columns_of(spec: JobSpec, tenant_id: int) -> tuple[Any, ...]:
     """What the steps need of a document without reading it: once, overlap, max_concurrency, max_attempts, priority,
-    start_deadline, tags, zone_rules."""
+    start_deadline, tags, zone_rules, and what `_shared_limits` tells."""
     once = spec.once
     return (
         once,
@@ -45,4 +71,5 @@ def columns_of(spec: JobSpec) -> tuple[Any, ...]:
         spec.start_deadline.delta if spec.start_deadline else None,
         encode(spec.tags).decode() if spec.tags else None,
         None if spec.schedule is None else rules_of(spec.schedule.timezone),
+        *(_shared_limits(spec, tenant_id) if spec.concurrency_key or spec.rate_limit else _NO_SHARED_LIMITS),
     )

@@ -26,6 +26,7 @@ class NewRun(NamedTuple):
     args: str | None = None
     origin_run_id: str | None = None
     ready_at: datetime | None = None  # not before this, though it stands for an earlier instant
+    key_id: str | None = None  # its concurrency key, if that follows from its arguments
 
 
 class Missed(NamedTuple):
@@ -56,6 +57,19 @@ class Key(NamedTuple):
     id: str
 
 
+class Stop(NamedTuple):
+    """A held run that its worker is to stop."""
+
+    run_id: str
+    worker_id: str
+    fence: int
+
+
+def gates(job: Key, key_id: str | None) -> list[Key]:
+    """The limits that a run of a job may be under: the job's, and that of its concurrency key."""
+    return [job] if key_id is None else [job, Key(job.tenant_id, key_id)]
+
+
 def hints(rows: Iterable[Row]) -> list[Hint]:
     """The earliest place per (lane, tenant) among rows of runs that became staged or ready."""
     best: dict[tuple[int, int], Hint] = {}
@@ -72,7 +86,7 @@ def hints(rows: Iterable[Row]) -> list[Hint]:
 
 async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
     """→ staged | ready. Rows that are not answered had no job to belong to, or exist already."""
-    return await connection.fetch(SQL["stage"], *columns(runs, 9)) if runs else []
+    return await connection.fetch(SQL["stage"], *columns(runs, 10)) if runs else []
 
 
 async def retract(connection: Connection, job: Key) -> list[datetime]:
@@ -108,7 +122,30 @@ async def end_unheld(connection: Connection, runs: Sequence[Key], state: str, re
     return await connection.fetch(SQL["end_unheld"], *columns(runs, 2), state, reason) if runs else []
 
 
-async def release(connection: Connection, jobs: Iterable[Key]) -> list[Row]:
-    """waiting → ready where a limit has room again or an earlier run is gone. Lock the limits first."""
-    wanted = sorted(set(jobs))
+async def cancel_runs(
+    connection: Connection,
+    job: Key,
+    reason: str,
+    *,
+    run_id: str | None = None,
+    before: str | None = None,
+    stop_running: bool = True,
+) -> list[Row]:
+    """staged | ready | waiting → cancelled, running → stopping: all of a job, one, or those `before` the run that
+    replaces them. Lock the job and the limits first."""
+    await connection.fetch(SQL["hold_runs"], *job, run_id, before)
+    return await connection.fetch(  # type: ignore[no-any-return]
+        SQL["cancel_runs"], *job, run_id, before, stop_running, reason
+    )
+
+
+def stops(rows: Iterable[Row]) -> list[Stop]:
+    """The orders that follow from `cancel_runs`."""
+    return [Stop(row["id"], row["worker_id"], row["fence"]) for row in rows if row["state"] == "stopping"]
+
+
+async def release(connection: Connection, limits: Iterable[Key]) -> list[Row]:
+    """waiting → ready where a job's or a key's limit has room again, a rate lets some through, or an earlier run is
+    gone. Lock the limits first."""
+    wanted = sorted(set(limits))
     return await connection.fetch(SQL["release"], *columns(wanted, 2)) if wanted else []

@@ -22,19 +22,21 @@ select l.tenant_id, l.key
 
 -- :name stage
 -- → staged | ready. The one statement that makes a run. ready_at is never in the past.
+with made as (
 insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
-                  order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id)
+                  order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id)
 select j.tenant_id, n.id, j.id, j.version, j.lane_id,
        case when t.ready_at > now() then 'staged' else 'ready' end,
        n.trigger, t.priority, t.scheduled_for, t.ready_at,
        t.ready_at - (t.priority - 500) * p.head_start,
        t.ready_at + j.start_deadline,
-       j.max_attempts, j.overlap, j.max_concurrency is not null,
+       j.max_attempts, j.overlap,
+       j.max_concurrency is not null or j.key_id is not null or j.rate_gap is not null,
        j.once and n.trigger = 'schedule',
-       n.args, j.tags, n.origin_run_id
+       n.args, j.tags, n.origin_run_id, coalesce(n.key_id, j.key_id)
   from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
-              $9::timestamptz[])
-       as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at)
+              $9::timestamptz[], $10::uuid[])
+       as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at, key_id)
  cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
   join lanes l on l.id = j.lane_id
   join pools p on p.name = l.pool
@@ -43,7 +45,29 @@ select j.tenant_id, n.id, j.id, j.version, j.lane_id,
                coalesce(n.priority, j.priority) as priority) t
  where j.state in ('active', 'paused') or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
     on conflict do nothing
-returning tenant_id, id::text as id, lane_id, state, ready_at, order_key
+returning tenant_id, id, job_id, lane_id, state, ready_at, order_key, key_id
+),
+keys as (
+    select m.tenant_id, m.key_id, max(j.key_max) as max
+      from made m
+     cross join lateral (select j.key_max from jobs j where j.tenant_id = m.tenant_id and j.id = m.job_id limit 1) j
+     where m.key_id is not null
+     group by m.tenant_id, m.key_id
+     order by m.tenant_id, m.key_id
+),
+keyed as (
+    -- A claim leaves out a limit that somebody holds, so one that is there already is not touched.
+    insert into limits (tenant_id, key, max) select tenant_id, key_id, max from keys on conflict do nothing
+),
+rebound as (
+    update limits l
+       set max = k.max
+      from keys k
+     cross join lateral (
+            select f.ctid as place, f.max from limits f where f.tenant_id = k.tenant_id and f.key = k.key_id limit 1) f
+     where f.max <> k.max and l.ctid = f.place
+)
+select tenant_id, id::text as id, lane_id, state, ready_at, order_key from made
 
 -- :name retract
 -- Occurrences that no worker holds are un-made, under the trigger's lock; their instants, in order.
@@ -123,23 +147,67 @@ ended as (
     returning r.*, $3::text as final_state, $4::text as reason
 ),
 -- :include record_ended
-select tenant_id, id::text as id, job_id::text as job_id, limited, overlap from ended
+select tenant_id, id::text as id, job_id::text as job_id, key_id::text as key_id, limited, overlap from ended
+
+-- :name hold_runs
+-- Take the runs that are to be cancelled, so that the statement after it sees what each of them is by now.
+select r.id from runs r
+ where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3)
+   and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill')
+ order by r.id
+   for update
+
+-- :name cancel_runs
+-- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
+-- $3 one run, or null for all; $4 those before a run that replaces them, or null; $5: whether what runs is stopped;
+-- $6 the reason.
+with locked as materialized (
+    select r.ctid as place, r.state
+      from runs r
+     where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3)
+       and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill')
+     order by r.id
+),
+stopping as (
+    -- What is left running gets no further attempt either: its reason to stop stands, its state does not change.
+    update runs r
+       set state = case when $5 then 'stopping' else 'running' end, stop_reason = $6
+      from locked l
+     where l.state = 'running' and r.ctid = l.place
+    returning r.id, r.worker_id, r.fence, r.state
+),
+ended as (
+    delete from runs r
+     using locked l
+     where l.state in ('staged', 'ready', 'waiting') and r.ctid = l.place
+    returning r.*, case when $4::uuid is null then 'cancelled' else 'skipped' end as final_state,
+              case when $4::uuid is null then 'cancelled' else 'coalesced' end as reason
+),
+-- :include record_ended
+select s.id::text as id, s.state, s.worker_id::text as worker_id, s.fence, false as limited, null::text as overlap,
+       null::text as key_id
+  from stopping s
+union all
+select id::text, 'cancelled', null, fence, limited, overlap, key_id::text from ended
 
 -- :name release
--- waiting → ready: for each job as many as its limit has room for, and the first that waits for an earlier run.
+-- waiting → ready: for each limit (a job's, a key's) as many as it has room for, as many as its rate lets through, and the
+-- first that waits for an earlier run of the job.
 -- The limit rows are locked already; what is released too early is parked again by the claim, what is missed is
 -- released by the sweep.
 with freed as (
-    select distinct f.tenant_id, f.key, l.max
+    select distinct f.tenant_id, f.key, l.max, l.tat
       from unnest($1::int[], $2::uuid[]) as f(tenant_id, key)
       left join lateral (
-            select l.max from limits l where l.tenant_id = f.tenant_id and l.key = f.key limit 1) l on true
+            select l.max, l.tat from limits l where l.tenant_id = f.tenant_id and l.key = f.key limit 1) l on true
 ),
 room as (
     select f.tenant_id, f.key,
            case when f.max is null then 1000000
                 else f.max - (select count(*) from runs b
-                               where b.job_id = f.key and b.limited and b.state in ('running', 'stopping')) end as free
+                               where b.job_id = f.key and b.limited and b.state in ('running', 'stopping'))
+                           - (select count(*) from runs b
+                               where b.key_id = f.key and b.state in ('running', 'stopping')) end as free
       from freed f
 ),
 chosen as materialized (
@@ -151,6 +219,23 @@ chosen as materialized (
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'limit'
              order by w.order_key
              limit least(greatest(f.free, 0), 1000)) r
+    union
+    select r.tenant_id, r.id
+      from freed f
+     cross join lateral (
+            select j.rate_burst - greatest(extract(epoch from f.tat - now()), 0) / extract(epoch from j.rate_gap) as room
+              from (select w.job_id from runs w
+                     where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate'
+                     order by w.order_key limit 1) w
+             cross join lateral (
+                    select * from jobs j where j.tenant_id = f.tenant_id and j.id = w.job_id limit 1) j) rate
+     cross join lateral (
+            select w.tenant_id, w.id
+              from runs w
+             where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate'
+             order by w.order_key
+             -- A rate that an edit took away holds nobody.
+             limit least(greatest(floor(coalesce(rate.room, 1000) + 1e-9), 0), 1000)) r
     union
     select r.tenant_id, r.id
       from freed f

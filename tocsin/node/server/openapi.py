@@ -70,7 +70,7 @@ _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to"
 # Fields that decode and are refused as not supported yet: the document does not promise them.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
     "JobSpec": (
-        *("resources", "placement", "concurrency_key", "rate_limit"),
+        *("resources", "placement"),
         *("circuit", "depends_on", "secrets", "notify"),
     ),
 }
