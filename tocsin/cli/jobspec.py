@@ -19,7 +19,7 @@ from tocsin.cli.shared import assignments, json_object, json_value
 Document = dict[str, Any]
 
 KINDS = ("text", "cron", "every", "interval", "rrule", "at", "delay", "manual")
-_BOUNDS = ("timezone", "starting_at", "until", "jitter", "calendar")
+_BOUNDS = ("timezone", "starting_at", "until", "max_runs", "jitter", "calendar")
 
 
 def compact(**values: Any) -> Document:
@@ -49,6 +49,7 @@ class Flags:
     tz: Annotated[str | None, typer.Option(help="Time zone of the schedule, if not UTC.")] = None
     starting_at: Annotated[str | None, typer.Option(help="No occurrence before this instant.")] = None
     until: Annotated[str | None, typer.Option(help="No occurrence after this instant.")] = None
+    max_runs: Annotated[int | None, typer.Option(help="So many occurrences at most.")] = None
     jitter: Annotated[str | None, typer.Option(help="Begin each run up to so long later, always the same.")] = None
     calendar: Annotated[str | None, typer.Option(help="Go by this calendar.")] = None
     python: Annotated[str | None, typer.Option(help="A function of the workers instead of a command.")] = None
@@ -59,8 +60,12 @@ class Flags:
     priority: Annotated[int | None, typer.Option(help="0 to 1000, 1000 first.")] = None
     timeout: Annotated[str | None, typer.Option(help="Longest time of one attempt.")] = None
     max_attempts: Annotated[int | None, typer.Option(help="How often it may fail before it is dead.")] = None
-    overlap: Annotated[str | None, typer.Option(help="skip, queue, queue_all or allow.")] = None
+    overlap: Annotated[str | None, typer.Option(help="skip, queue, queue_all, allow or replace.")] = None
     max_concurrency: Annotated[int | None, typer.Option(help="How many of its runs at once.")] = None
+    concurrency_key: Annotated[
+        str | None, typer.Option(help="One at a time of all runs with this key, such as customer-{args.customer}.")
+    ] = None
+    rate_limit: Annotated[str | None, typer.Option(help="How often it may start, such as 100/min.")] = None
     tag: Annotated[list[str] | None, typer.Option(help="A tag.", metavar="NAME=VALUE")] = None
     description: Annotated[str | None, typer.Option(help="For people.")] = None
 
@@ -81,12 +86,14 @@ class Flags:
             retry=compact(max_attempts=self.max_attempts),
             overlap=self.overlap,
             max_concurrency=self.max_concurrency,
+            concurrency_key=self.concurrency_key,
+            rate_limit=self.rate_limit,
             tags=assignments(self.tag, "--tag"),
             description=self.description,
         )
 
     def _when(self) -> Document:
-        names = (*KINDS, "starting_at", "until", "jitter", "calendar")
+        names = (*KINDS, "starting_at", "until", "max_runs", "jitter", "calendar")
         return {name: getattr(self, name) for name in names} | {"timezone": self.tz}
 
     def _schedule_patch(self) -> Document:
