@@ -160,7 +160,13 @@ async def install_clock(superuser_url: str) -> asyncpg.Connection:
     """Put the clock into a migrated database; answers a connection that moves and observes it, bound by nothing."""
     connection = await asyncpg.connect(
         superuser_url,
-        server_settings={"search_path": SEARCH_PATH, "timezone": "UTC", "synchronous_commit": "off", "jit": "off"},
+        server_settings={
+            "search_path": SEARCH_PATH,
+            "timezone": "UTC",
+            "jit": "off",
+            "synchronous_commit": "off",
+            "session_replication_role": "replica",  # it may empty the tables in any order
+        },
     )
     if await connection.fetchval("select to_regnamespace('sim') is null"):
         await connection.execute(CLOCK.read_text())

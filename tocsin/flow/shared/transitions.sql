@@ -149,7 +149,7 @@ chosen as materialized (
             select w.tenant_id, w.id
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'limit'
-             order by w.order_key
+             order by w.order_key, w.id
              limit least(greatest(f.free, 0), 1000)) r
     union
     select r.tenant_id, r.id
@@ -158,7 +158,7 @@ chosen as materialized (
             select w.tenant_id, w.id
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'overlap'
-             order by w.order_key
+             order by w.order_key, w.id
              limit 1) r
 ),
 locked as materialized (
