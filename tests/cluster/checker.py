@@ -300,7 +300,7 @@ def i9_parents_end_first(e: Evidence) -> Found:
     named = {job["name"]: job["id"] for job in e.jobs.values() if job is not None and job.get("name")}
     parents = {(r["workflow_run_id"], r["job_id"]): r for r in e.runs if r.get("workflow_run_id")}
     ends = {(x["run_id"], x["fence"]): x["boottime_ns"] for x in e.lines if x["phase"] == "end"}
-    starts = {}
+    starts: dict[str, int] = {}
     for line in e.lines:
         if line["phase"] == "start":
             starts[line["run_id"]] = min(line["boottime_ns"], starts.get(line["run_id"], line["boottime_ns"]))
