@@ -177,7 +177,8 @@ def kill_once(tree: Tree) -> Found:
 
 
 def _members(tree: Tree, table: list[tuple[int, int, int]]) -> set[int]:
-    me = os.getpid()
+    # An agent wears a brand itself for the moment in which it forks.
+    spared = {os.getpid(), tree.under}
     found = {
         pid
         for pid, parent, group in table
@@ -185,13 +186,13 @@ def _members(tree: Tree, table: list[tuple[int, int, int]]) -> set[int]:
         or (tree.under and parent == tree.under)
         or brand_of(pid) in tree.brands
         or (tree.mark and _has_mark(pid, tree.mark))
-    } - {me}
+    } - spared
     grew = True
     while grew:
         more = {pid for pid, parent, _ in table if parent in found and pid not in found}
         found |= more
         grew = bool(more)
-    return found - {me}
+    return found - spared
 
 
 def _signal(pid: int, number: int) -> bool:
