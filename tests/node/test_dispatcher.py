@@ -17,6 +17,7 @@ from tocsin.flow.fleet import Worker
 from tocsin.flow.shared.transitions import Hint
 from tocsin.model.ids import new_id
 from tocsin.node.dispatcher import Dispatcher, Poll
+from tocsin.node.loop import Pace
 
 
 async def worker_of(scene: Scene) -> Worker:
@@ -83,6 +84,7 @@ async def test_a_tenant_that_was_away_starts_level(scene: Scene) -> None:
     dispatcher = fresh(scene)
     await shares(scene, dispatcher, 100)
     await fill(scene, two, 100)
+    dispatcher._full_scans = Pace()  # however long the last one took
     dispatcher.rescan()
     await dispatcher.run_once()
     await served(scene, dispatcher, 2)

@@ -11,7 +11,7 @@ from tocsin.flow import events, fleet, partitions, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
-from tocsin.node.loop import Loop
+from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
@@ -53,10 +53,14 @@ class Sweeper(Loop):
         self._db = db
         self._hint = hint
         self._served_lanes = served_lanes
+        self._late = Pace()
 
     async def run_once(self) -> float:
         woken = await sweep.expire(self._db)
-        woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
+        if self._late.due(1.0):
+            self._late.begin()
+            woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
+            self._late.end()
         woken += await sweep.release_waiting(self._db)
         if woken:
             self._hint(woken)
