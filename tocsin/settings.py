@@ -91,7 +91,7 @@ class Settings:
                 raise SetupError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
         if "database_url" not in values and environ.get("DATABASE_URL"):
             values["database_url"] = environ["DATABASE_URL"]
-        return replace(cls(), **values, **{k: v for k, v in given.items() if v is not None})
+        return replace(cls(), **(values | {k: v for k, v in given.items() if v is not None}))
 
     @property
     def credentials_file(self) -> Path:
