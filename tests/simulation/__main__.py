@@ -17,9 +17,7 @@ SHARED_MEMORY = Path("/dev/shm")
 def main() -> int:
     parser = argparse.ArgumentParser(description="play seeded examples against the reference, until time is up")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument(
-        "--seed", type=int, default=1, help="the first of the seeds that are played one after the other"
-    )
+    parser.add_argument("--seed", type=int, default=1, help="the first; the next ones follow")
     parser.add_argument("--examples", type=int, default=100, help="of each seed")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter example of what broke (minutes)")
     given = parser.parse_args()
@@ -37,7 +35,7 @@ def main() -> int:
                         play_round(seed, given.examples, given.shrink)
                     except BaseException:
                         print(
-                            f"broken: python -m tests.simulation --seed {seed} --minutes 0.01 --examples {given.examples}",
+                            f"broken: --seed {seed} --examples {given.examples}",
                             file=sys.stderr,
                         )
                         raise

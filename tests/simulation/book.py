@@ -25,7 +25,7 @@ def _spec(text: str) -> JobSpec:
 
 @dataclass(slots=True)
 class Run:
-    """A live run. Its id is empty while only the reference has made it."""
+    """A live run. Its id is empty while only the reference has made it, and so is its exact place."""
 
     id: str
     job: str
@@ -170,7 +170,7 @@ def differences(want: Book, got: Book) -> Iterator[str]:
     """Where the two differ. What the reference has made has no id yet and is compared by what it is."""
     yield from _compare("run", want.runs, {k: v for k, v in got.runs.items() if k in want.runs})
     made = [run for key, run in got.runs.items() if key not in want.runs]
-    yield from _compare_new("run", want.new_runs, made, "id")
+    yield from _compare_new("run", want.new_runs, made, "id", "order_key")
     yield from _compare("job", want.jobs, got.jobs)
     yield from _compare("history", want.history, {k: v for k, v in got.history.items() if k in want.history})
     rows = [row for key, row in got.history.items() if key not in want.history]
@@ -197,9 +197,10 @@ def _unlike(want: Any, got: Any) -> str:
     return ", ".join(f"{f} want {getattr(want, f)} got {getattr(got, f)}" for f in unlike)
 
 
-def _compare_new(what: str, want: list[Any], got: list[Any], but: str) -> Iterator[str]:
-    wanted = Counter(astuple(replace(one, **{but: ""})) for one in want)
-    found = Counter(astuple(replace(one, **{but: ""})) for one in got)
+def _compare_new(what: str, want: list[Any], got: list[Any], *but: str) -> Iterator[str]:
+    nothing = dict.fromkeys(but, "")
+    wanted = Counter(astuple(replace(one, **nothing)) for one in want)
+    found = Counter(astuple(replace(one, **nothing)) for one in got)
     for one in wanted - found:
         yield f"{what} that is not there: {one}"
     for one in found - wanted:

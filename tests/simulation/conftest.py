@@ -11,7 +11,7 @@ from tests.simulation.rounds import open_world
 from tests.simulation.world import World
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def world(cluster: Cluster) -> Iterator[World]:
     with open_world(cluster) as world:
         yield world

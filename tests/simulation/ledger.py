@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Run
-from tests.simulation.reference import LOSS_BUDGET, must, owed
+from tests.simulation.reference import HEAD_START, LOSS_BUDGET, must, owed
 from tocsin.wire import decode_job_spec
+
+HAIR = timedelta(milliseconds=5)
 
 
 class Ledger:
@@ -57,6 +59,9 @@ def _check_history(before: Book, after: Book) -> None:
         rows.setdefault(row.run, []).append(row)
     for run in after.runs.values():
         _check_tries(run, rows.get(run.id, []))
+        # Those that were made together stand a hair apart.
+        place = run.ready_at - (run.priority - 500) * HEAD_START
+        must(place <= run.order_key < place + HAIR, f"{run.id} stands at {run.order_key}, not at {place}")
     for run in before.runs.values():
         if run.id not in after.runs and run.id not in finals:
             unmade = run.trigger == "schedule" and run.attempt == 0 and run.state in UNHELD

@@ -1,14 +1,13 @@
-"""The moves that can be made in a world: what people and programs ask, what workers say, what nodes do by themselves."""
+"""The moves that can be made in a world: what people ask, what workers say, what nodes do by themselves."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from hypothesis import strategies as st
 
 from tests.simulation.book import Book, Job, Run
 from tests.simulation.reference import End, Reference, must
@@ -27,22 +26,28 @@ T = TypeVar("T")
 LEAD = timedelta(seconds=1)
 
 
-class Draw(Protocol):
-    """Hypothesis's `data.draw`."""
+class Choices:
+    """Decisions that were drawn before anybody knew what they decide: so what is drawn never depends on the world."""
 
-    def __call__(self, strategy: st.SearchStrategy[T]) -> T: ...
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = iter(numbers)
+
+    def number(self, below: int) -> int:
+        """0 if there are no more numbers."""
+        return next(self._numbers, 0) % below
+
+    def of(self, *options: T) -> T:
+        return options[self.number(len(options))]
+
+    def seconds(self, *options: float) -> timedelta:
+        return timedelta(seconds=self.of(*options))
 
 
-Maker = Callable[[World, Draw], "Move | None"]
-_number = st.integers(0, 7)
+Maker = Callable[[World, Choices], "Move | None"]
 
 
-def _seconds(*of: float) -> st.SearchStrategy[timedelta]:
-    return st.sampled_from([timedelta(seconds=s) for s in of])
-
-
-def _one_of(world: World, draw: Draw, jobs: Sequence[Job]) -> Job | None:
-    return chosen(jobs, draw(_number)) if jobs else None
+def _one_of(world: World, choose: Choices, jobs: Sequence[Job]) -> Job | None:
+    return chosen(jobs, choose.number(8)) if jobs else None
 
 
 def _open_jobs(world: World) -> list[Job]:
@@ -61,36 +66,36 @@ def short(id_: str) -> str:
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _schedule(world: World, draw: Draw) -> Schedule | None:
-    kind = draw(st.sampled_from(["every", "every", "every", "at", "now", "manual"]))
+def _schedule(world: World, choose: Choices) -> Schedule | None:
+    kind = choose.of("every", "every", "every", "at", "now", "manual")
     if kind == "now":
         return None
     if kind == "manual":
         return Schedule(manual=True)
     misfire = Misfire(
-        policy=draw(st.sampled_from(["latest", "all", "skip"])),
-        window=Duration(draw(_seconds(3600, 90))),
-        max=draw(st.sampled_from([2, 100])),
+        policy=choose.of("latest", "all", "skip"),
+        window=Duration(choose.seconds(3600, 90)),
+        max=choose.of(2, 100),
     )
     if kind == "at":
-        return Schedule(at=Instant(world.now + draw(_seconds(4, -30, 60))), misfire=misfire)
-    return Schedule(every=Duration(draw(_seconds(5, 2, 20, 61))), misfire=misfire)
+        return Schedule(at=Instant(world.now + choose.seconds(4, -30, 60)), misfire=misfire)
+    return Schedule(every=Duration(choose.seconds(5, 2, 20, 61)), misfire=misfire)
 
 
-def new_job(world: World, draw: Draw) -> Move | None:
+def new_job(world: World, choose: Choices) -> Move | None:
     if len(_open_jobs(world)) >= 5:
         return None
     spec = JobSpec(
         target=ProcessTarget(command=["true"]),
-        schedule=_schedule(world, draw),
-        overlap=draw(st.sampled_from(["skip", "queue", "queue_all", "allow"])),
-        max_concurrency=draw(st.sampled_from([None, None, 1, 2])),
-        start_deadline=draw(st.sampled_from([None, None, Duration(timedelta(seconds=3))])),
-        priority=draw(st.sampled_from([500, 600])),
+        schedule=_schedule(world, choose),
+        overlap=choose.of("skip", "queue", "queue_all", "allow"),
+        max_concurrency=choose.of(None, None, 1, 2),
+        start_deadline=choose.of(None, None, Duration(timedelta(seconds=3))),
+        priority=choose.of(500, 600),
         retry=Retry(
-            max_attempts=draw(st.sampled_from([2, 1, 3])),
+            max_attempts=choose.of(2, 1, 3),
             backoff="fixed",
-            delay=Duration(draw(_seconds(1, 5, 0))),
+            delay=Duration(choose.seconds(1, 5, 0)),
             jitter="none",
         ),
     )
@@ -117,12 +122,12 @@ def submit_job(world: World, spec: JobSpec) -> Move:
     return Move(name, act, expect)
 
 
-def ask(world: World, draw: Draw) -> Move | None:
-    job = _one_of(world, draw, list(world.book.jobs.values()))
+def ask(world: World, choose: Choices) -> Move | None:
+    job = _one_of(world, choose, list(world.book.jobs.values()))
     if job is None or len(world.book.runs) > 30:
         return None
-    at = draw(st.sampled_from([None, None, timedelta(seconds=6)]))
-    asked = [(at and world.now + at, 500 + n) for n in range(draw(st.integers(1, 3)))]
+    at = choose.of(None, None, timedelta(seconds=6))
+    asked = [(at and world.now + at, 500 + n) for n in range(choose.of(1, 2, 3))]
     runs = [RunRequest(at=when and Instant(when), priority=rank) for when, rank in asked]
     wish = _wish(world)
 
@@ -145,11 +150,11 @@ def ask(world: World, draw: Draw) -> Move | None:
 # ── what nodes do by themselves ──────────────────────────────────────────────────────────────────────────────────
 
 
-def plan_(world: World, draw: Draw) -> Move:
+def plan_(world: World, choose: Choices) -> Move:
     return Move("plan", lambda node: plan.plan(node.db, HORIZON), lambda reference, _: reference.plan())
 
 
-def promote(world: World, draw: Draw) -> Move:
+def promote(world: World, choose: Choices) -> Move:
     places = [(world.lane_id, world.who.tenant_id)]
     return Move("promote", lambda node: claim.promote(node.db, places, 1000), lambda reference, _: reference.promote())
 
@@ -163,28 +168,28 @@ def _reap(world: World) -> Callable[[Any], Any]:
     return act
 
 
-def reap_(world: World, draw: Draw) -> Move:
+def reap_(world: World, choose: Choices) -> Move:
     return Move("reap", _reap(world), lambda reference, _: reference.reap(), whole=False)
 
 
-def expire(world: World, draw: Draw) -> Move:
+def expire(world: World, choose: Choices) -> Move:
     return Move("expire", lambda node: sweep.expire(node.db), lambda reference, _: reference.expire())
 
 
-def misfires(world: World, draw: Draw) -> Move:
+def misfires(world: World, choose: Choices) -> Move:
     return Move(
         "misfires", lambda node: sweep.misfires(node.db, [world.lane_id]), lambda reference, _: reference.misfires()
     )
 
 
-def release(world: World, draw: Draw) -> Move:
+def release(world: World, choose: Choices) -> Move:
     return Move("release", lambda node: sweep.release_waiting(node.db), lambda r, _: r.release_waiting(), whole=False)
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def register(world: World, draw: Draw) -> Move | None:
+def register(world: World, choose: Choices) -> Move | None:
     if sum(worker.state != "gone" for worker in world.book.workers.values()) >= 4:
         return None
     body = Register(name="sim", slots=10, targets=["process"])
@@ -199,13 +204,13 @@ def register(world: World, draw: Draw) -> Move | None:
     return Move("a worker", lambda node: fleet.register(node.db, world.who, body, LEASE), expect)
 
 
-def _workers(world: World, draw: Draw, most: int = 2) -> list[str]:
+def _workers(world: World, choose: Choices, most: int = 2) -> list[str]:
     known = sorted(world.book.workers)
-    return [chosen(known, draw(_number)) for _ in range(draw(st.integers(1, most)))] if known else []
+    return [chosen(known, choose.number(8)) for _ in range(1 + choose.number(most))] if known else []
 
 
-def renew(world: World, draw: Draw) -> Move | None:
-    workers = sorted(set(_workers(world, draw, 4)))
+def renew(world: World, choose: Choices) -> Move | None:
+    workers = sorted(set(_workers(world, choose, 4)))
     if not workers:
         return None
 
@@ -218,15 +223,16 @@ def renew(world: World, draw: Draw) -> Move | None:
     return Move(f"{len(workers)} heartbeats", lambda node: fleet.renew(node.db, workers, LEASE), expect)
 
 
-def leave(world: World, draw: Draw) -> Move | None:
-    for worker_id in _workers(world, draw, 1):
+def leave(world: World, choose: Choices) -> Move | None:
+    if not world.book.workers:
+        return None
+    [worker_id] = _workers(world, choose, 1)
 
-        def expect(reference: Reference, _: Any) -> None:
-            if not any(run.worker == worker_id for run in reference.before.runs.values()):
-                reference.want.workers[worker_id].state = "gone"
+    def expect(reference: Reference, _: Any) -> None:
+        if not any(run.worker == worker_id for run in reference.before.runs.values()):
+            reference.want.workers[worker_id].state = "gone"
 
-        return Move(f"{short(worker_id)} leaves", lambda node: fleet.leave(node.db, worker_id), expect)
-    return None
+    return Move(f"{short(worker_id)} leaves", lambda node: fleet.leave(node.db, worker_id), expect)
 
 
 def _learn(world: World, arrives: bool, slots: Sequence[str]) -> Callable[[Any], None]:
@@ -240,14 +246,14 @@ def _learn(world: World, arrives: bool, slots: Sequence[str]) -> Callable[[Any],
     return learn
 
 
-def claim_(world: World, draw: Draw) -> Move | None:
-    workers = _workers(world, draw)
+def claim_(world: World, choose: Choices) -> Move | None:
+    workers = _workers(world, choose)
     if not workers:
         return None
-    slots = [worker for worker in workers for _ in range(draw(st.sampled_from([3, 1, 10])))]
-    most = draw(st.sampled_from([1000, 1000, 2]))
+    slots = [worker for worker in workers for _ in range(choose.of(3, 1, 10))]
+    most = choose.of(1000, 1000, 2)
     shares = [Share(world.lane_id, world.who.tenant_id, most, THE_BEGINNING)]
-    arrives = draw(st.sampled_from([True, True, True, False]))
+    arrives = choose.of(True, True, True, False)
     return Move(
         f"claim for {', '.join(map(short, workers))}, {len(slots)} slots, share {most}" + ("" if arrives else ", lost"),
         lambda node: claim.take(node.db, shares, slots),
@@ -257,13 +263,13 @@ def claim_(world: World, draw: Draw) -> Move | None:
     )
 
 
-def claim_ahead(world: World, draw: Draw) -> Move | None:
-    workers = _workers(world, draw)
+def claim_ahead(world: World, choose: Choices) -> Move | None:
+    workers = _workers(world, choose)
     if not workers:
         return None
-    slots = [worker for worker in workers for _ in range(draw(st.sampled_from([3, 1])))]
+    slots = [worker for worker in workers for _ in range(choose.of(3, 1))]
     shares = [Share(world.lane_id, world.who.tenant_id, len(slots), THE_BEGINNING)]
-    lead = draw(_seconds(1, 6))
+    lead = choose.seconds(1, 6)
     return Move(
         f"claim ahead for {', '.join(map(short, workers))}, {len(slots)} slots, {lead}",
         lambda node: claim.take_ahead(node.db, shares, slots, lead),
@@ -272,18 +278,18 @@ def claim_ahead(world: World, draw: Draw) -> Move | None:
     )
 
 
-def _some_claims(world: World, draw: Draw) -> list[Claimed]:
+def _some_claims(world: World, choose: Choices) -> list[Claimed]:
     if not world.claims:
         return []
-    picked = [chosen(world.claims, draw(st.integers(0, 12))) for _ in range(draw(st.integers(1, 3)))]
+    picked = [chosen(world.claims, choose.number(13)) for _ in range(choose.of(1, 2, 3))]
     return list(dict.fromkeys(picked))
 
 
-def report_(world: World, draw: Draw) -> Move | None:
+def report_(world: World, choose: Choices) -> Move | None:
     """Of claims that were ever handed out: of now, of before, told twice, by zombies."""
     told = []
-    for held in _some_claims(world, draw):
-        outcome = draw(st.sampled_from(["succeeded", "failed", "succeeded", "timeout", "cancelled"]))
+    for held in _some_claims(world, choose):
+        outcome = choose.of("succeeded", "failed", "succeeded", "timeout", "cancelled")
         told.append((held, outcome))
     if not told:
         return None
@@ -311,8 +317,8 @@ def report_(world: World, draw: Draw) -> Move | None:
     return Move(name, lambda node: report.report(node.db, node.specs, endings, world.rng), expect)
 
 
-def give_back(world: World, draw: Draw) -> Move | None:
-    back = [(held.worker, held.run, held.fence) for held in _some_claims(world, draw)]
+def give_back(world: World, choose: Choices) -> Move | None:
+    back = [(held.worker, held.run, held.fence) for held in _some_claims(world, choose)]
     if not back:
         return None
 
@@ -324,28 +330,29 @@ def give_back(world: World, draw: Draw) -> Move | None:
     return Move(name, lambda node: report.give_back(node.db, [Returned(*b) for b in back]), expect)
 
 
-def ask_again(world: World, draw: Draw) -> Move | None:
+def ask_again(world: World, choose: Choices) -> Move | None:
     """A worker asks without knowing the last answer: what was lost on the way is taken back."""
-    for worker_id in _workers(world, draw, 1):
-        last = max((held.claim_id for held in world.claims if held.worker == worker_id), default=0)
+    if not world.book.workers:
+        return None
+    [worker_id] = _workers(world, choose, 1)
+    last = max((held.claim_id for held in world.claims if held.worker == worker_id), default=0)
 
-        async def act(node: Any) -> Any:
-            lost = await report.claims_after(node.db, worker_id, last)
-            return await report.give_back(node.db, lost) if lost else None
+    async def act(node: Any) -> Any:
+        lost = await report.claims_after(node.db, worker_id, last)
+        return await report.give_back(node.db, lost) if lost else None
 
-        def expect(reference: Reference, _: Any) -> None:
-            held = [r for r in reference.before.runs.values() if r.worker == worker_id and (r.claim_id or 0) > last]
-            reference.give_back([(worker_id, run.id, run.fence) for run in held])
+    def expect(reference: Reference, _: Any) -> None:
+        held = [r for r in reference.before.runs.values() if r.worker == worker_id and (r.claim_id or 0) > last]
+        reference.give_back([(worker_id, run.id, run.fence) for run in held])
 
-        return Move(f"{short(worker_id)} asks again", act, expect)
-    return None
+    return Move(f"{short(worker_id)} asks again", act, expect)
 
 
 # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pause(world: World, draw: Draw) -> Move | None:
-    job = _one_of(world, draw, list(world.book.jobs.values()))
+def pause(world: World, choose: Choices) -> Move | None:
+    job = _one_of(world, choose, list(world.book.jobs.values()))
     if job is None:
         return None
     wish = _wish(world)
@@ -358,9 +365,9 @@ def pause(world: World, draw: Draw) -> Move | None:
     )
 
 
-def resume(world: World, draw: Draw) -> Move | None:
+def resume(world: World, choose: Choices) -> Move | None:
     paused = [job for job in world.book.jobs.values() if job.state == "paused"]
-    job = _one_of(world, draw, paused or list(world.book.jobs.values()))
+    job = _one_of(world, choose, paused or list(world.book.jobs.values()))
     if job is None:
         return None
     wish = _wish(world)
@@ -373,11 +380,11 @@ def resume(world: World, draw: Draw) -> Move | None:
     )
 
 
-def cancel(world: World, draw: Draw) -> Move | None:
-    job = _one_of(world, draw, list(world.book.jobs.values()))
+def cancel(world: World, choose: Choices) -> Move | None:
+    job = _one_of(world, choose, list(world.book.jobs.values()))
     if job is None:
         return None
-    wish, stop = _wish(world), draw(st.booleans())
+    wish, stop = _wish(world), choose.of(True, False)
     return Move(
         f"cancel {short(job.id)}",
         lambda node: control.cancel(node.db, world.who, job.id, "enough", stop, wish, "job.cancel"),
@@ -386,11 +393,11 @@ def cancel(world: World, draw: Draw) -> Move | None:
     )
 
 
-def cancel_run(world: World, draw: Draw) -> Move | None:
+def cancel_run(world: World, choose: Choices) -> Move | None:
     known = sorted({*world.book.runs, *(row.run for row in world.book.history.values())})
     if not known:
         return None
-    run_id, wish = chosen(known, draw(_number)), _wish(world)
+    run_id, wish = chosen(known, choose.number(8)), _wish(world)
     return Move(
         f"cancel run {short(run_id)}",
         lambda node: control.cancel_run(node.db, world.who, run_id, "enough", wish),
@@ -399,23 +406,19 @@ def cancel_run(world: World, draw: Draw) -> Move | None:
     )
 
 
-def edit_(world: World, draw: Draw) -> Move | None:
-    job = _one_of(world, draw, [j for j in world.book.jobs.values() if j.step is not None or j.spec.max_concurrency])
+def edit_(world: World, choose: Choices) -> Move | None:
+    job = _one_of(world, choose, [j for j in world.book.jobs.values() if j.step is not None or j.spec.max_concurrency])
     if job is None:
         return None
-    change: dict[str, Any] = draw(
-        st.sampled_from(
-            [
-                {"priority": 700},
-                {"max_concurrency": 1},
-                {"max_concurrency": 3},
-                {"max_concurrency": None},
-                {"overlap": "queue"},
-                {"overlap": "allow"},
-                {"every": 7},
-                {"every": 3},
-            ]
-        )
+    change: dict[str, Any] = choose.of(
+        {"priority": 700},
+        {"max_concurrency": 1},
+        {"every": 7},
+        {"max_concurrency": 3},
+        {"max_concurrency": None},
+        {"overlap": "queue"},
+        {"overlap": "allow"},
+        {"every": 3},
     )
     wish, told = _wish(world), dict(change)
     every = change.get("every")
@@ -445,11 +448,11 @@ def _is_cancelled(book: Book, job_id: str) -> bool:
     return book.jobs[job_id].state == "cancelled"
 
 
-def retry(world: World, draw: Draw) -> Move | None:
+def retry(world: World, choose: Choices) -> Move | None:
     ended = [row for row in world.book.history.values() if row.final and row.first_for is None]
     if not ended or len(world.book.runs) > 30:
         return None
-    row, wish = chosen(ended, draw(_number)), _wish(world)
+    row, wish = chosen(ended, choose.number(8)), _wish(world)
     return Move(
         f"retry {short(row.run)}",
         lambda node: dead.retry(node.db, world.who, row.run, world.now, wish),
@@ -459,11 +462,11 @@ def retry(world: World, draw: Draw) -> Move | None:
     )
 
 
-def redrive(world: World, draw: Draw) -> Move | None:
+def redrive(world: World, choose: Choices) -> Move | None:
     letters = [row for row in world.book.history.values() if row.final and row.run in world.book.dead]
     if not letters:
         return None
-    picked, wish = letters[-1 - draw(st.integers(0, 2)) :], _wish(world)
+    picked, wish = letters[-1 - choose.number(3) :], _wish(world)
     which = dead.Chosen(ids=[row.run for row in picked])
     return Move(
         f"redrive {len(picked)}",
@@ -474,10 +477,10 @@ def redrive(world: World, draw: Draw) -> Move | None:
     )
 
 
-def discard(world: World, draw: Draw) -> Move | None:
+def discard(world: World, choose: Choices) -> Move | None:
     if not world.book.dead:
         return None
-    run_id, wish = chosen(sorted(world.book.dead), draw(_number)), _wish(world)
+    run_id, wish = chosen(sorted(world.book.dead), choose.number(8)), _wish(world)
     return Move(
         f"discard {short(run_id)}",
         lambda node: dead.discard(node.db, world.who, dead.Chosen(ids=[run_id]), wish),
@@ -489,7 +492,7 @@ def discard(world: World, draw: Draw) -> Move | None:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def look(world: World, draw: Draw) -> Move | None:
+def look(world: World, choose: Choices) -> Move | None:
     """`next_run_at` is the earliest occurrence that has not begun, staged or still to be planned."""
     ids = sorted(world.book.jobs)
     if not ids:

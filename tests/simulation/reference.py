@@ -530,14 +530,20 @@ class Reference:
             del self.want.runs[run.id]
         return sorted(run.scheduled_for for run in gone)
 
+    def passed(self, job: Job) -> datetime:
+        """Up to when occurrences are due, or were claimed or have ended ahead: no cursor goes back to before it."""
+        alive = [run.scheduled_for for run in self.want.runs_of(job.id) if run.trigger == "schedule"]
+        ended = [row.scheduled_for for row in self.want.history.values() if row.job == job.id and _is_occurrence(row)]
+        return max(self.now, *alive, *ended) if alive or ended else self.now
+
     def pause(self, job_id: str) -> None:
         job = self.want.jobs[job_id]
         if job.state != "active":
             return
         gone = self.retract(job)
-        due = [] if job.spec.once else [at for at in gone if at <= self.now]
-        self.miss(job, "skipped_paused", due)
-        job.held_at = min((at for at in (*gone[len(due) :], job.cursor) if at is not None), default=None)
+        over = [] if job.spec.once else [at for at in gone if at <= self.passed(job)]
+        self.miss(job, "skipped_paused", over)
+        job.held_at = min((at for at in (*gone[len(over) :], job.cursor) if at is not None), default=None)
         job.cursor, job.on_hold, job.state = None, True, "paused"
         self.audit("job.pause", f"job:{job_id}")
 
@@ -609,7 +615,7 @@ class Reference:
             return
         was, moves = replace(job), _instants(old) != _instants(spec)
         gone = self.retract(job)
-        last = max((r.scheduled_for for r in self.want.runs_of(job_id) if r.trigger == "schedule"), default=self.now)
+        after = self.passed(job)
         if moves:
             self.miss(was, "cancelled", [at for at in gone if at <= self.now])
             self._still_owed(was)
@@ -622,7 +628,7 @@ class Reference:
             for at in gone:
                 self.make_run(job, "schedule", at)
         else:
-            self._move(job, max(self.now, last))
+            self._move(job, after)
         self.audit("job.edit", f"job:{job_id}")
 
     def _move(self, job: Job, after: datetime) -> None:
@@ -648,6 +654,10 @@ class Reference:
     def discard(self, run_ids: Sequence[str]) -> None:
         self.want.dead -= set(run_ids)
         self.audit("dead.discard", "dead-letters")
+
+
+def _is_occurrence(row: Ended) -> bool:
+    return row.trigger == "schedule" and row.final and row.first_for is None
 
 
 def _instants(spec: JobSpec) -> Any:

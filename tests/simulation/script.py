@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tests.simulation import moves
 from tests.simulation.book import Job, Run
-from tests.simulation.moves import Maker
+from tests.simulation.moves import Choices, Maker
 from tests.simulation.world import World
 from tocsin.model.job import JobSpec, ProcessTarget
 
@@ -28,10 +28,9 @@ class Script:
     def later(self, seconds: float) -> None:
         self.run(self.world.advance(timedelta(seconds=seconds)))
 
-    def move(self, maker: Maker, *drawn: Any) -> Any:
-        """Make a move; `drawn` are its choices, in their order."""
-        choices = iter(drawn)
-        move = maker(self.world, lambda _: next(choices))
+    def move(self, maker: Maker, *numbers: int) -> Any:
+        """Make a move; `numbers` are its choices, in their order."""
+        move = maker(self.world, Choices(numbers))
         assert move is not None
         return self.run(self.world.play(move))
 

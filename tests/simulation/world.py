@@ -90,6 +90,7 @@ class World:
         return world
 
     async def close(self) -> None:
+        seed_ids(None)
         for node in self.nodes:
             await node.db.close()
         await self.observer.close()

@@ -61,6 +61,18 @@ given_back as (
 )
 select coalesce(array_agg(scheduled_for order by scheduled_for), '{}') as instants from gone
 
+-- :name passed
+-- Now (read after the locks, which may have taken their time), and up to when a job's occurrences are due or, though
+-- they are not, were claimed or have ended; after `retract` all that are left are held or were. $3: the lowest id of now,
+-- for one that was staged ahead and has ended has an id of its instant.
+select statement_timestamp() as now,
+       greatest(statement_timestamp(),
+                (select max(r.scheduled_for) from runs r
+                  where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'),
+                (select max(h.scheduled_for) from history h
+                  where h.tenant_id = $1 and h.job_id = $2 and h.run_id >= $3 and h.trigger = 'schedule' and h.final))
+           as after
+
 -- :name note_missed
 -- Occurrences that get no run: one counted row with the reason, never silence.
 insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, reason, count, fence, trigger,
