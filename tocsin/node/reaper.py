@@ -13,6 +13,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
 from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database
+from tocsin.store.horizon import Horizon
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
@@ -97,13 +98,19 @@ class Caretaker(Loop):
         self._past: int | None = None
         self._turn = 0
         self._skewed = False
+        self._horizon = Horizon(db)
+        self._counts = Pace()
 
     async def run_once(self) -> float:
         await self._db.look_around()
         await self._show_life()
         await self._db.read_clock()
         self._look_at_clocks()
-        await sweep.measure(self._db)
+        await self._horizon.watch()
+        if self._counts.due(0.0):
+            self._counts.begin()
+            await sweep.measure(self._db)
+            self._counts.end()
         await fleet.measure(self._db)
         if self._turn % 12 == 0:
             await events.tidy(self._db)
