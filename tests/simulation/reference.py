@@ -172,7 +172,7 @@ class Reference:
         del self.want.runs[run.id]
         job = self.want.jobs[run.job]
         if run.once and job.open:
-            job.state, job.ended_at = "completed", self.now
+            job.state, job.ended_at, job.on_hold = "completed", self.now, False
 
     def end_unheld(self, run: Run, state: str, reason: str) -> None:
         self.record(run, run.attempt + 1, state, True, reason=reason)

@@ -72,3 +72,16 @@ def test_an_occurrence_that_was_cancelled_ahead_of_its_instant_does_not_come_bac
     play.move(moves.plan_)
     assert cancelled.scheduled_for not in {run.scheduled_for for run in play.runs()}
     assert play.world.book.jobs[job.id].state == "active"
+
+
+def test_a_job_that_completes_while_it_is_paused_is_not_on_hold_for_ever(play: Script) -> None:
+    """What ran of it ended, but its hold stayed: a retry waited for a resume that a completed job refuses."""
+    job = play.job()
+    play.move(moves.register)
+    play.move(moves.claim_)
+    play.move(moves.pause)
+    play.move(moves.report_)
+    assert play.world.book.jobs[job.id].state == "completed"
+    play.move(moves.retry)
+    play.move(moves.claim_)
+    assert [run.state for run in play.runs()] == ["running"]

@@ -84,7 +84,8 @@ select j.tenant_id, m.id, 1, j.id, j.version, true, 'skipped', m.reason, m.count
  cross join lateral (select * from jobs j where j.tenant_id = m.tenant_id and j.id = m.job_id limit 1) j
 
 -- :name complete_jobs
--- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already.
+-- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already. What held a
+-- paused one goes with it: nobody can resume a completed job, and a retry of its run is to run.
 completed as (
     update jobs j
        set state = 'completed', ended_at = now(), updated_at = now()
@@ -92,6 +93,13 @@ completed as (
      cross join lateral (
             select f.ctid as place, f.state from jobs f where f.tenant_id = e.tenant_id and f.id = e.job_id limit 1) f
      where e.once and f.state in ('active', 'paused') and j.ctid = f.place
+),
+unheld as (
+    delete from holds h
+     using ended e
+     cross join lateral (
+            select f.ctid as place from holds f where f.tenant_id = e.tenant_id and f.job_id = e.job_id limit 1) f
+     where e.once and h.ctid = f.place
 )
 
 -- :name record_ended
