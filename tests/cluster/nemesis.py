@@ -1,8 +1,8 @@
 """Whatever can go wrong under a site, one fault after the other, at moments that a seed decides, each mended later.
 
 Processes are killed, frozen past the lease and restarted in turn; the ways between client, servers, workers and
-database are held, delayed, stranded, cut and made to repeat themselves; the database is stopped and started; a node's
-clock is stepped. Each fault is noted with its times, for the report.
+database are held, delayed, stranded, cut and made to repeat themselves; the database is stopped and started, and fails
+over to a standby; a node's clock is stepped. Each fault is noted with its times, for the report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .proxy import Link
 
 P = TypeVar("P", Server, Worker)
 RECOVERY = LEASE + 5.0  # what a killed worker had in hand must run again by then
-_PATIENCE = 60.0  # a process that was ended must live again within this
+_PATIENCE = 120.0  # by then a process that was ended lives again, on however busy a machine
 
 
 @dataclass
@@ -103,6 +103,7 @@ class Nemesis:
             *(self.worker_way, self.client_way, self.database_way),
             *(lambda: self.restart_database(immediate=True), lambda: self.restart_database(immediate=False)),
         ]
+        ways += [self.fail_over] if self._database.has_standby else []
         return ways + ([self.step_clock] if self._clocks else [])
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,28 +166,28 @@ class Nemesis:
     # ── the ways between them ────────────────────────────────────────────────────────────────────────────────────
 
     async def worker_way(self) -> None:
-        await self._spoil([(f"of {name}", link) for name, link in self._net.workers.items()], "worker–server")
-
-    async def client_way(self) -> None:
-        ways = [(f"client to {s.name}", link) for s, link in zip(self._site.servers, self._net.clients, strict=True)]
-        await self._spoil(ways, "client–server")
+        kind = self._way(http=True)
+        async with self._one_of(self._site.workers, f"worker–server: {kind}") as (worker, _):
+            await self._spoil(self._net.workers[worker.name], kind)
 
     async def database_way(self) -> None:
-        await self._spoil(
-            [(f"database of {name}", link) for name, link in self._net.databases.items()], "server–database"
-        )
+        kind = self._way(http=False)
+        async with self._one_of(self._site.servers, f"server–database: {kind}") as (server, _):
+            await self._spoil(self._net.databases[server.name], kind)
 
-    async def _spoil(self, ways: list[tuple[str, Link]], between: str) -> None:
-        whole = [way for way in ways if way[0] not in self._ruined]
-        if not whole:
-            return
-        name, link = self._rng.choice(whole)
+    async def client_way(self) -> None:
+        """The server itself stays whole: its workers and its database do not notice."""
+        kind, number = self._way(http=True), self._rng.randrange(len(self._net.clients))
+        subject = f"client to {self._site.servers[number].name}"
+        if subject not in self._ruined:
+            with self._ruin(subject, f"client–server: {kind}"):
+                await self._spoil(self._net.clients[number], kind)
+
+    def _way(self, *, http: bool) -> str:
         kinds = ["partition", "requests lost", "replies lost", "half-open", "delay", "reply cut"]
-        kind = self._rng.choice([*kinds, "duplicates", "duplicates"] if link.http else kinds)
-        with self._ruin(name, f"{between}: {kind}"):
-            await self._spoil_link(link, kind)
+        return self._rng.choice([*kinds, "duplicates", "duplicates"] if http else kinds)
 
-    async def _spoil_link(self, link: Link, kind: str) -> None:
+    async def _spoil(self, link: Link, kind: str) -> None:
         seconds = self._rng.uniform(0.5, 1.5 * LEASE)
         try:
             match kind:
@@ -212,6 +213,15 @@ class Nemesis:
             how = "immediate" if immediate else "fast"
             with self._ruin("database", f"database restart ({how})") as fault:
                 fault.note["ready"] = await self._database.restart(immediate=immediate)
+
+    async def fail_over(self) -> None:
+        """The primary dies, its synchronous standby takes its place, and gets a standby in turn."""
+        if "database" not in self._ruined:
+            with self._ruin("database", "database fail-over to its standby") as fault:
+                fault.note["ready"] = await self._database.fail_over()
+                for link in self._net.databases.values():
+                    link.upstreams = [self._database.address]
+                await self._database.replace_standby()
 
     # ── books ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -136,11 +136,11 @@ async def play(site: Site, database: OwnDatabase, plan: Plan) -> Outcome:
         async with Driver([link.url for link in net.clients], site.keys["key"], site.client_ledger) as driver:
             lap("start")
             loaded_from = time.time()
-            parts = await asyncio.gather(
-                *(run_load(driver, load) for load in plan.loads(plan.seconds, plan.rate, site.job_ledger, rng)),
-                nemesis.rage(max(plan.seconds - _CALM, 1), plan.faults_every),
-            )
-            made = Made.all(part for part in parts if part is not None)
+            async with asyncio.TaskGroup() as going:
+                loads = plan.loads(plan.seconds, plan.rate, site.job_ledger, rng)
+                parts = [going.create_task(run_load(driver, load)) for load in loads]
+                going.create_task(nemesis.rage(max(plan.seconds - _CALM, 1), plan.faults_every))
+            made = Made.all(part.result() for part in parts)
             loaded = loaded_from, time.time()
             lap("load")
             net.heal()
@@ -185,7 +185,7 @@ async def connected(site: Site, database: OwnDatabase, plan: Plan, clocks: dict[
     try:
         for n in range(plan.servers):
             name = f"server-{n + 1}"
-            net.databases[name] = await Link([database.socket], rng=rng).open()
+            net.databases[name] = await Link([database.address], rng=rng).open()
             server = await site.server(name, start=False, database_url=database.url_by(net.databases[name].port))
             server.env |= clocks[name].env if name in clocks else {}
             net.clients.append(await Link([("127.0.0.1", server.port)], http=True, rng=rng).open())
@@ -253,7 +253,7 @@ def main() -> int:
     plan = Plan(given.minutes * 60, seed, rate=given.rate, faults_every=given.every)
     outcome: Outcome | None = None
     try:
-        with OwnDatabase(folder / "postgres") as database, Site(folder, "", database.keys) as site:
+        with OwnDatabase(folder / "postgres", standby=True) as database, Site(folder, "", database.keys) as site:
             outcome = uvloop.run(play(site, database, plan))
     finally:
         if outcome is not None and not outcome.breaches and not given.keep:
