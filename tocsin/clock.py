@@ -48,7 +48,7 @@ class DatabaseClock:
         unsure = self._error + DRIFT * (received - self._read_at)
         was_set = abs(offset - self._offset) > error + unsure + _RESOLUTION
         if was_set:
-            self._stepped += offset - self._offset
+            self._stepped = max(self._stepped, offset - self._offset, key=abs)
         if error <= unsure or was_set:
             self._offset, self._error, self._read_at = offset, error, received
 
@@ -72,6 +72,7 @@ class DatabaseClock:
         return time.time() - (time.monotonic() + self._offset)
 
     def take_step(self) -> float:
-        """By how many seconds the database's clock was set since this was last asked (0: it was not)."""
+        """By how many seconds the database's clock was set since this was last asked (0: it was not); of several steps
+        the widest."""
         stepped, self._stepped = self._stepped, 0.0
         return stepped
