@@ -52,7 +52,7 @@ def measure(stand: Stand, *, runs: int, slots: int, hold: float, repeat: int) ->
 
 
 def cost(rounds: list[Round]) -> tuple[float, float]:
-    """What the transaction costs: the share of the rate that is lost, and the share of PostgreSQL's CPU that is added."""
+    """What the transaction costs: the share of the rate that is lost, and of PostgreSQL's CPU a run that is added."""
     free, held = ([r for r in rounds if bool(r.held) == is_held] for is_held in (False, True))
     rate = [statistics.median(r.per_second for r in some) for some in (free, held)]
     micro = [statistics.median(r.postgres_us for r in some) for some in (free, held)]
