@@ -12,7 +12,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-time fuzz check format bench lock clean
+.PHONY: help install up demo test test-time simulate fuzz chaos check format bench lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,12 @@ test-time: $(VENV)/.dev ## Hold schedules to a brute-force oracle at every move 
 
 fuzz: $(VENV)/.dev ## Let schemathesis attack the API (MINUTES=10)
 	FUZZ_MINUTES=$(MINUTES) $(RUN) -m pytest -s tests/surface/test_fuzz.py
+
+chaos: $(VENV)/.dev ## Ruin a fleet under load, check every promise, leave chaos-report.html (MINUTES=30 SEED=7)
+	$(RUN) -m tests.cluster.round --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: $(VENV)/.dev ## Play seeded examples of the flow against a reference, on a clock moved by hand (MINUTES=10 ARGS="--seed 7")
+	$(RUN) -m tests.simulation --minutes $(MINUTES) $(ARGS)
 
 check: $(VENV)/.dev ## Lint, format check, types, floors of the house, house rules
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import burst, drain, floor, pickup, schedules, submit
+from bench import burst, drain, floor, pickup, schedules, submit, xmin
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -62,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
     parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
     parser.add_argument("--long", action="store_true", help="schedules: ten million, too, which takes long")
+    parser.add_argument("--hold", type=float, default=60, help="xmin: seconds the transaction stays open at least")
     parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine, each time")
     options = parser.parse_args()
@@ -138,6 +139,15 @@ def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(one.what, f"{one.per_second:,.0f}/s", f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms; {cost}")
 
 
+def _xmin(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = xmin.measure(made, runs=options.runs, slots=options.slots, hold=options.hold, repeat=options.repeat)
+    report.document["xmin"] = [one.document() for one in found]
+    rate, cpu = xmin.cost(found)
+    report.add("xmin: a held horizon costs", f"{rate:.0%}", f"of the rate, and {cpu:+.0%} CPU of PostgreSQL a run")
+    for one in found:
+        report.add("xmin", f"{one.per_second:,.0f} runs/s", xmin.describe(one))
+
+
 def _share(rate: float, report: Report) -> str:
     return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
 
@@ -149,6 +159,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "schedules": _schedules,
     "drain": _drain,
     "submit": _submit,
+    "xmin": _xmin,
 }
 
 

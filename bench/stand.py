@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Stand:
         self.settings = Settings()
         self.keys: dict[str, str] = {}
         self.server: subprocess.Popen[bytes] | None = None
+        self.more_servers: list[subprocess.Popen[bytes]] = []
         self.workers: list[subprocess.Popen[bytes]] = []
         self._api: Api | None = None
 
@@ -71,8 +73,9 @@ class Stand:
 
     def __exit__(self, *_exc: object) -> None:
         self.stop_workers()
-        if self.server is not None:
-            _end(self.server)
+        for server in [self.server, *self.more_servers]:
+            if server is not None:
+                _end(server)
         self.postgres.stop(immediate=True)
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -119,9 +122,18 @@ class Stand:
             _wait_for(self._api.is_ready, self.server, "the server")
         return self._api
 
-    def start_workers(self, count: int, slots: int) -> None:
-        """Start workers; they register when they are ready."""
-        url = f"http://127.0.0.1:{self.settings.port}"
+    def add_server(self) -> Api:
+        """One more server on the same database."""
+        settings = replace(self.settings, port=_free_port())
+        server = self._start("server", server_environment(settings, os.environ))
+        self.more_servers.append(server)
+        api = Api(settings.port, self.keys["key"])
+        _wait_for(api.is_ready, server, "another server")
+        return api
+
+    def start_workers(self, count: int, slots: int, server: Api | None = None) -> None:
+        """Start workers, of another server than the first if one is given; they register when they are ready."""
+        url = f"http://127.0.0.1:{server.port if server else self.settings.port}"
         environment = worker_environment(self.settings, os.environ, url, self.keys["worker_key"])
         environment["PYTHONPATH"] = str(ROOT)
         for _ in range(count):
@@ -139,7 +151,7 @@ class Stand:
         """CPU seconds so far of PostgreSQL, the server and the workers."""
         roots = {
             "postgres": [self.postgres.pid or 0],
-            "server": [self.server.pid] if self.server else [],
+            "server": [server.pid for server in (self.server, *self.more_servers) if server is not None],
             "worker": [worker.pid for worker in self.workers],
         }
         return cpu.measure(roots)
@@ -178,6 +190,7 @@ class Api:
     """The HTTP API over one kept connection: plain, so that the client's own cost stays small."""
 
     def __init__(self, port: int, key: str) -> None:
+        self.port = port
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 

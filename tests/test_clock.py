@@ -67,3 +67,12 @@ def test_skew_is_the_nodes_wall_clock_less_the_databases(monkeypatch: pytest.Mon
     world.read(clock)
     monkeypatch.setattr(module.time, "time", lambda: world.database().timestamp() + 3600)
     assert clock.skew() == pytest.approx(3600, abs=0.002)
+
+
+def test_a_step_and_its_undoing_do_not_hide_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, clock = World(monkeypatch), DatabaseClock()
+    world.read(clock)
+    for step in (-90, 90):
+        world.ahead += step
+        world.read(clock)
+    assert abs(clock.take_step()) == pytest.approx(90, abs=0.01)

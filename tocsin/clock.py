@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DRIFT = 200e-6  # by how much two clocks that are both kept in order may run apart, per second
+_RESOLUTION = 2e-6  # what is lost when an instant is written in microseconds
 _UNREAD = 3600.0  # a clock that was never read: nothing is sure
 
 
@@ -45,9 +46,9 @@ class DatabaseClock:
         falls when another contradicts it: then the clock was set."""
         error, offset = (received - sent) / 2, database_now.timestamp() - (sent + received) / 2
         unsure = self._error + DRIFT * (received - self._read_at)
-        was_set = abs(offset - self._offset) > error + unsure
+        was_set = abs(offset - self._offset) > error + unsure + _RESOLUTION
         if was_set:
-            self._stepped += offset - self._offset
+            self._stepped = max(self._stepped, offset - self._offset, key=abs)
         if error <= unsure or was_set:
             self._offset, self._error, self._read_at = offset, error, received
 
@@ -71,6 +72,7 @@ class DatabaseClock:
         return time.time() - (time.monotonic() + self._offset)
 
     def take_step(self) -> float:
-        """By how many seconds the database's clock was set since this was last asked (0: it was not)."""
+        """By how many seconds the database's clock was set since this was last asked (0: it was not); of several steps
+        the widest."""
         stepped, self._stepped = self._stepped, 0.0
         return stepped

@@ -56,7 +56,9 @@ class Settings:
     drain_seconds: float = _doc("How long a worker that is told to stop waits for what it runs.", 10.0)
     horizon_seconds: float = _doc("How far ahead occurrences are staged.", 10.0)
     ahead_seconds: float = _doc("How long before its instant a run may be handed to a free worker; 0: never.", 1.0)
-    database_connections: int = _doc("Connections per server for API calls; the loops have their own.", 8)
+    database_connections: int = _doc(
+        "Connections per server for calls and loops, in each of two roles; workers have six of their own.", 8
+    )
     log_level: str = _doc("debug, info, warning or error.", "info")
     log_json: bool = _doc("Log lines as JSON instead of for people.", False)
     failpoints: str = _doc("Faults to inject, for tests only; see tocsin/failpoints.py.", "")
@@ -91,7 +93,7 @@ class Settings:
                 raise SetupError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
         if "database_url" not in values and environ.get("DATABASE_URL"):
             values["database_url"] = environ["DATABASE_URL"]
-        return replace(cls(), **values, **{k: v for k, v in given.items() if v is not None})
+        return replace(cls(), **(values | {k: v for k, v in given.items() if v is not None}))
 
     @property
     def credentials_file(self) -> Path:

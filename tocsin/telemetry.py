@@ -32,6 +32,15 @@ OVERDUE = Gauge("tocsin_overdue_oldest_seconds", "Age of the oldest due, unclaim
 WORKERS_LIVE = Gauge("tocsin_workers_live", "Workers with a valid lease.", registry=REGISTRY)
 LISTENERS = Gauge("tocsin_events_listeners", "Open streams of events.", registry=REGISTRY)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
+XMIN_AGE = Gauge(
+    "tocsin_pg_xmin_age_seconds",
+    "Age of the oldest snapshot that keeps dead rows from being removed.",
+    registry=REGISTRY,
+)
+LONGEST_TX = Gauge("tocsin_pg_longest_tx_seconds", "Age of the oldest open transaction.", registry=REGISTRY)
+SEES_SESSIONS = Gauge(
+    "tocsin_pg_sees_all_sessions", "1 if other users' sessions are shown to us; else 0.", registry=REGISTRY
+)
 CLOCK_SKEW = Gauge("tocsin_clock_skew_seconds", "This node's wall clock minus the database's.", registry=REGISTRY)
 
 

@@ -76,3 +76,19 @@ def test_acting_for_another_tenant(script: Script, tocsin: Tocsin) -> None:
     tocsin("--tenant", "blue", "key", "list")
     tocsin("key", "list")
     assert [asked.headers.get("tocsin-tenant") for asked in script.asked] == ["blue", None]
+
+
+def test_many_workers_are_drained_at_once(script: Script, tocsin: Tocsin) -> None:
+    fleet = [WORKER | {"id": f"w{n}", "pool": pool} for n, pool in enumerate(["default", "gpu", "gpu"])]
+    script.on("GET", "/v1/workers", {"items": [*fleet, WORKER | {"id": "w9", "state": "gone"}], "next_cursor": None})
+    for worker in fleet:
+        script.on("POST", f"/v1/workers/{worker['id']}/drain", worker | {"state": "draining"})
+        script.on("GET", f"/v1/workers/{worker['id']}", worker | {"state": "gone"})
+    result = tocsin("fleet", "drain", "--pool", "gpu")
+    assert result.exit_code == 0 and result.stdout.strip() == "draining 2 workers", result.output
+    assert tocsin("fleet", "drain", "--all", "--wait").stdout.strip() == "drained 3 workers"
+    told = json.loads(tocsin("fleet", "drain", "w0", "w2", "--wait", "--json").stdout)["items"]
+    assert [(w["id"], w["state"]) for w in told] == [("w0", "gone"), ("w2", "gone")]
+    assert [a.path for a in script.asked if a.method == "POST"][:2] == ["/v1/workers/w1/drain", "/v1/workers/w2/drain"]
+    for wrong in ([], ["w1", "--all"], ["--all", "--pool", "gpu"]):
+        assert tocsin("fleet", "drain", *wrong).exit_code == 2

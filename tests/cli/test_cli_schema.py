@@ -68,3 +68,10 @@ def test_restored_asks_before_it_does_anything(tocsin: Tocsin, monkeypatch: pyte
         assert told in agreed.stdout
     shown = json.loads(tocsin("restored", "--yes", "--json").stdout)
     assert shown == {"epoch": 320, "workers": 3, "runs": 17, "servers": ["web-1:8470"]}
+
+
+def test_the_option_wins_over_the_environment(tocsin: Tocsin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://db/one")
+    calls = given(monkeypatch, "migrate", Migrated([], [], []))
+    assert tocsin("migrate").exit_code == tocsin("migrate", "--database", "postgresql://db/two").exit_code == 0
+    assert [call["url"] for call in calls] == ["postgresql://db/one", "postgresql://db/two"]

@@ -31,7 +31,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import count, islice, pairwise, takewhile
 from typing import Any, NamedTuple
 
 from .evidence import Evidence, Target, collect, instant
@@ -111,16 +111,18 @@ def i2_each_owed_occurrence_once(e: Evidence) -> Found:
             if len(rows) != owed:
                 yield job_id, f"a one-time job has {len(rows)} runs"
             continue
-        yield from _compare(job_id, owed, rows)
+        ended = len(owed) == (job.get("schedule") or {}).get("max_runs")
+        yield from _compare(job_id, owed, rows, ended)
 
 
-def _compare(job_id: str, owed: list[datetime], rows: list[dict[str, Any]]) -> Found:
+def _compare(job_id: str, owed: list[datetime], rows: list[dict[str, Any]], ended: bool) -> Found:
+    """`ended`: nothing is owed after the last, either."""
     due = set(owed)
     single = Counter(instant(r["scheduled_for"]) for r in rows if (r.get("count") or 1) == 1)
     for at, times in single.items():
         if times > 1:
             yield job_id, f"the occurrence of {at.isoformat()} has {times} rows"
-        if owed and owed[0] <= at <= owed[-1] and at not in due:
+        if owed and owed[0] <= at and (ended or at <= owed[-1]) and at not in due:
             yield job_id, f"a run stands for {at.isoformat()}, which nothing owes"
     uncovered = [at for at in owed if at not in single]
     window = (owed[0], owed[-1]) if owed else (_EPOCH, _EPOCH)
@@ -137,28 +139,29 @@ def owed_instants(job: dict[str, Any], until: datetime) -> list[datetime] | int 
 
     Deliberately not the product's own arithmetic: cron comes from cronsim, which knows UTC well.
     """
-    schedule, made = job.get("schedule"), instant(job["created_at"])
+    schedule = job.get("schedule")
     if schedule is None or schedule.get("delay") or schedule.get("at"):
         return 1
     if int(job.get("version") or 1) != 1:
         return None
+    instants = _instants(schedule, instant(job["created_at"]))
+    if instants is None:
+        return None
+    end = min(until, instant(schedule["until"])) if schedule.get("until") else until
+    return list(islice(takewhile(lambda at: at <= end, instants), schedule.get("max_runs")))
+
+
+def _instants(schedule: dict[str, Any], made: datetime) -> Iterator[datetime] | None:
+    """All that a schedule names after the job was made, without end."""
     starting = instant(schedule["starting_at"]) if schedule.get("starting_at") else None
-    out: list[datetime] = []
     if schedule.get("every"):
         step = _seconds(schedule["every"])
-        at = starting or made + step
-        while at <= until:
-            if at > made:
-                out.append(at)
-            at += step
-        return out
+        first = starting or made + step
+        return (at for n in count() if (at := first + n * step) > made)
     if schedule.get("cron") and schedule.get("timezone", "UTC") == "UTC":
         from cronsim import CronSim
 
-        for at in CronSim(schedule["cron"], max(made, (starting or made) - _US)):
-            if at > until:
-                return out
-            out.append(at)
+        return iter(CronSim(schedule["cron"], max(made, (starting or made) - _US)))
     return None
 
 
@@ -300,7 +303,7 @@ def i9_parents_end_first(e: Evidence) -> Found:
     named = {job["name"]: job["id"] for job in e.jobs.values() if job is not None and job.get("name")}
     parents = {(r["workflow_run_id"], r["job_id"]): r for r in e.runs if r.get("workflow_run_id")}
     ends = {(x["run_id"], x["fence"]): x["boottime_ns"] for x in e.lines if x["phase"] == "end"}
-    starts = {}
+    starts: dict[str, int] = {}
     for line in e.lines:
         if line["phase"] == "start":
             starts[line["run_id"]] = min(line["boottime_ns"], starts.get(line["run_id"], line["boottime_ns"]))
@@ -320,8 +323,8 @@ def i10_slots_come_back(e: Evidence) -> Found:
         running = worker.get("running")
         if running is None:
             yield worker["id"], "does not say what it runs"
-        elif count := running if isinstance(running, int) else len(running):
-            yield worker["id"], f"still holds {count} runs"
+        elif number := running if isinstance(running, int) else len(running):
+            yield worker["id"], f"still holds {number} runs"
 
 
 def i11_nothing_early(e: Evidence) -> Found:

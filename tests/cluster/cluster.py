@@ -158,7 +158,7 @@ class Server(Process):
                     return (await http.get(f"{self.url}/readyz")).is_success
                 return False
 
-            await until(f"{self.name} is ready", ready, 30)
+            await until(f"{self.name} is ready", ready, 60)
         return self
 
     def spawn_with(self, failpoints: str) -> None:
@@ -184,7 +184,7 @@ class Worker(Process):
             assert self.alive, f"{self.name} did not start: {self.log.read_text()[-2000:]}"
             return self.registrations() > before
 
-        await until(f"{self.name} is registered", registered, 30)
+        await until(f"{self.name} is registered", registered, 60)
         return self
 
     def registrations(self) -> int:
@@ -238,12 +238,18 @@ class Site:
         return await server.start() if start else server
 
     async def worker(
-        self, name: str, way: Server | str, slots: int = 8, module: str | None = "tests.cluster.jobs:app"
+        self,
+        name: str,
+        way: Server | str,
+        slots: int = 8,
+        module: str | None = "tests.cluster.jobs:app",
+        *,
+        start: bool = True,
     ) -> Worker:
         """A new worker of a server, or of whatever a URL leads to; it has the job functions of this package."""
         worker = Worker(self, name, way if isinstance(way, str) else way.url, slots, module)
         self.workers.append(worker)
-        return await worker.start()
+        return await worker.start() if start else worker
 
     def client(self, server: Server, key: str = "key") -> httpx.AsyncClient:
         """The HTTP API as one of the site's keys."""

@@ -34,6 +34,7 @@ from .ledger import ClientLedger
 
 JOB_PROGRAM = Path(__file__).with_name("jobs.py")
 FINAL = ("succeeded", "dead", "cancelled", "expired", "skipped")
+LIVE = ("staged", "ready", "waiting", "running", "stopping")
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -131,7 +132,7 @@ def _ids(body: Any) -> list[str]:
 
 @dataclass
 class Load:
-    """What a round submits. A run sleeps up to `longest` seconds; a tenth of them fail once first."""
+    """What a round submits. A run sleeps up to `longest` seconds; some fail once first, some write a log."""
 
     job_ledger: str | Path
     seconds: float = 20.0
@@ -141,8 +142,11 @@ class Load:
     once_per_second: float = 2.0
     cancels_per_second: float = 0.0  # of runs, whatever they are doing
     every: Sequence[str] = ("PT1S", "PT2S", "PT5S")
+    crons: Sequence[str] = ()
     max_concurrency: int | None = 3  # of the first manual job
     longest: float = 0.3
+    failing: float = 0.1  # share of the runs
+    writing: float = 0.1
     python: bool = False  # functions of `tests.cluster.jobs:app` instead of processes
     seed: int = 0
     pool: str = "default"
@@ -180,8 +184,8 @@ async def run_load(driver: Driver, load: Load) -> Made:
     for number in range(load.manual_jobs):
         limit = load.max_concurrency if number == 0 else None
         made.manual.append(await driver.create_job(job_spec(load, {"manual": True}) | {"max_concurrency": limit}))
-    for every in load.every:
-        made.every.append(await driver.create_job(job_spec(load, {"every": every}) | {"overlap": "allow"}))
+    for schedule in (*({"every": every} for every in load.every), *({"cron": cron} for cron in load.crons)):
+        made.every.append(await driver.create_job(job_spec(load, schedule) | {"overlap": "allow"}))
 
     async def more_runs() -> None:
         args = [run_args(load, rng) for _ in range(load.batch)]
@@ -208,12 +212,12 @@ async def _steadily(do: Any, per_second: float, seconds: float) -> None:
     """Call at a steady rate, whether or not earlier calls have returned; then wait for them all."""
     if not per_second:
         return
-    calls = set()
+    calls, began = set(), time.monotonic()
     for number in range(int(per_second * seconds)):
         calls.add(asyncio.create_task(do()))
         if number % 50 == 0:
             calls -= {c for c in calls if c.done() and not c.exception()}
-        await asyncio.sleep(1 / per_second)
+        await asyncio.sleep(max(began + (number + 1) / per_second - time.monotonic(), 0))
     await asyncio.gather(*calls)
 
 
@@ -222,14 +226,16 @@ def job_spec(load: Load, schedule: dict[str, Any] | None) -> dict[str, Any]:
     path = str(Path(load.job_ledger).resolve())
     target: dict[str, Any] = {"kind": "python", "function": "trust.work_async", "kwargs": {"ledger": path}}
     if not load.python:
-        target = {"kind": "process", "command": [sys.executable, str(JOB_PROGRAM), "--ledger", path]}
+        # Without site packages it starts in half the time.
+        target = {"kind": "process", "command": [sys.executable, "-ES", str(JOB_PROGRAM), "--ledger", path]}
     spec = {"target": target, "pool": load.pool, "retry": {"delay": "PT0.2S", "max_delay": "PT1S"}, "timeout": "PT60S"}
     return spec | ({"schedule": schedule} if schedule else {})
 
 
 def run_args(load: Load, rng: random.Random) -> dict[str, Any]:
     """How one run behaves."""
-    return {"seconds": round(rng.uniform(0, load.longest), 3), "fail_attempts": int(rng.random() < 0.1)}
+    args = {"seconds": round(rng.uniform(0, load.longest), 3), "fail_attempts": int(rng.random() < load.failing)}
+    return args | ({"lines": rng.randint(1, 20)} if rng.random() < load.writing else {})
 
 
 async def stop_schedules(driver: Driver, made: Made) -> None:
@@ -249,13 +255,19 @@ async def wait_until_ended(driver: Driver, made: Made, seconds: float) -> None:
 
 
 async def _live_run(driver: Driver) -> dict[str, Any] | None:
-    """A run of the round that has not ended. A run keeps its id, and so its page, whatever becomes of it."""
+    """A run of the round that has not ended. States are cheap to ask for, but a run may change from one to another
+    between the questions; so in the end every run is looked at. It keeps its id, and so its page, whatever it does."""
+    for state in LIVE:
+        page = await driver.get("/v1/runs", tag=driver.tag, state=state, limit=1)
+        if found := _unended(page):
+            return found
     cursor: dict[str, str] = {}
     while True:
         page = await driver.get("/v1/runs", tag=driver.tag, limit=500, **cursor)
-        for run in page["items"]:
-            if run["state"] not in FINAL:
-                return dict(run)
-        if not page["next_cursor"]:
-            return None
+        if (found := _unended(page)) or not page["next_cursor"]:
+            return found
         cursor = {"cursor": page["next_cursor"]}
+
+
+def _unended(page: dict[str, Any]) -> dict[str, Any] | None:
+    return next((run for run in page["items"] if run["state"] not in FINAL), None)

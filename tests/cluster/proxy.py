@@ -22,6 +22,7 @@ import random
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
 Upstream = tuple[str, int] | str
 
@@ -122,9 +123,11 @@ class Link:
         self._cuts += 1
 
     def heal(self) -> None:
-        """Nothing is wrong any more; connections that are stranded stay so."""
+        """Nothing is wrong any more; whoever still holds a stranded connection is told that it is none."""
         self.delay = self.duplicates = 0.0
         self._cuts = 0
+        for pair in [p for p in self._pairs if p.stranded]:
+            pair.abort()
         self.release()
 
     # ── what the connections ask ─────────────────────────────────────────────────────────────────────────────────
@@ -180,9 +183,8 @@ class _Listener(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        self._transport.write(self._request)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._gone.done():
@@ -222,6 +224,8 @@ class _Pipe:
                     self._timer = loop.call_at(due, self.pump)
                 return
             self._pieces.popleft()
+            if self.target.is_closing():
+                continue
             if piece is None:
                 self.target.close()
             elif self._direction == "down" and self._pair.link.takes_a_cut():
@@ -292,8 +296,7 @@ class _Side(asyncio.Protocol):
         self._pair, self._side = pair, side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._pair.made(self._side, transport)
+        self._pair.made(self._side, cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
         self._pair.received(self._side, data)

@@ -1,9 +1,11 @@
-"""A round: servers and workers under load, a nemesis that kills and freezes them, and the outside checker at the end.
+"""A round: servers and workers under load, a nemesis that ruins what it can, and the outside checker at the end.
 
-    python -m tests.cluster.round [--minutes N] [--seed S] [--keep]
+    python -m tests.cluster.round [--minutes N] [--seed S] [--keep]        (make chaos MINUTES=30 SEED=7)
 
-`make test` plays a short one (`test_round.py`). The seed decides what is submitted and what is killed when; it is
-printed first, so that a round can be played again (as far as the machine's own timing allows).
+leaves `chaos-report.json` and `chaos-report.html`. Exit 0: every promise held. Exit 1: breaches. Exit 2: no breach, but
+the machine did less than it must (`report.py` has the bars). `make test` plays a short one (`test_round.py`). The seed
+decides what is submitted and what is ruined when; it is printed first, so that a round can be played again (as far as
+the machine's own timing allows).
 """
 
 from __future__ import annotations
@@ -18,160 +20,196 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-import httpx
+import uvloop
 
+from . import report
 from .checker import Breach, check, summary
-from .cluster import LEASE, Process, Server, Site, until
+from .clockshim import ClockShim
+from .cluster import LEASE, ROOT, Server, Site, Worker, until
+from .database import OwnDatabase
 from .driver import Driver, Load, Made, run_load, stop_schedules, wait_until_ended
-from .evidence import Evidence, Target, collect
+from .evidence import Evidence, Target, collect, instant
+from .nemesis import Fault, Nemesis, Net
+from .progress import Progress
+from .proxy import Link
 
-SERVERS, WORKERS = 2, 3
-P = TypeVar("P", bound=Process)
 _SETTLING = 2.0  # a cancel retracts what nobody has claimed yet; before it, the healed fleet gets this long
+_CALM = 5.0  # the last seconds of the load, without new faults
+
+
+def heavy(seconds: float, rate: float, job_ledger: Path, rng: random.Random) -> list[Load]:
+    """Functions in bulk; a limit that is really met; some that last; and programs, which cost a process each."""
+    bulk = Load(
+        job_ledger,
+        seconds,
+        batch=50,
+        batches_per_second=(rate - 20) / 50,
+        once_per_second=2,
+        cancels_per_second=1,
+        crons=("* * * * *",),
+        max_concurrency=None,
+        longest=0.05,
+        failing=0.02,
+        writing=0.01,
+        python=True,
+    )
+    limited = Load(job_ledger, seconds, manual_jobs=1, batch=4, batches_per_second=1, every=(), python=True)
+    lasting = Load(job_ledger, seconds, manual_jobs=1, batch=10, batches_per_second=1, every=(), python=True)
+    lasting.max_concurrency, lasting.longest = None, LEASE
+    limited.once_per_second = lasting.once_per_second = 0
+    programs = Load(job_ledger, seconds, manual_jobs=2, batch=3, batches_per_second=0.5, once_per_second=0.2)
+    programs.every, programs.writing, programs.max_concurrency = ("PT5S",), 0.5, None
+    return _seeded(rng, bulk, limited, lasting, programs)
+
+
+def light(seconds: float, rate: float, job_ledger: Path, rng: random.Random) -> list[Load]:
+    """The same in small."""
+    functions = Load(job_ledger, seconds, batches_per_second=rate / 10, python=True, cancels_per_second=2)
+    programs = Load(job_ledger, seconds, manual_jobs=2, batch=4, batches_per_second=1, once_per_second=0.5)
+    programs.every, programs.writing = ("PT2S",), 0.5
+    return _seeded(rng, functions, programs)
+
+
+def _seeded(rng: random.Random, *loads: Load) -> list[Load]:
+    for load in loads:
+        load.seed = rng.randrange(2**32)
+    return list(loads)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How big a round is."""
+
+    seconds: float
+    seed: int
+    servers: int = 3
+    workers: int = 5
+    slots: int = 16
+    rate: float = 330.0  # runs a second
+    faults_every: float = 2.0
+    loads: Callable[[float, float, Path, random.Random], list[Load]] = heavy
 
 
 @dataclass
 class Outcome:
     """What a round did, and what the checker says of it."""
 
-    seed: int
+    plan: Plan
     evidence: Evidence
     breaches: list[Breach]
-    faults: Counter[str]
+    faults: list[Fault]
     repeats: int
+    loaded: tuple[float, float]  # Unix times between which the load ran
     counted: Counter[str] = field(default_factory=Counter)
     took: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        faults = ", ".join(f"{n} × {what}" for what, n in sorted(self.faults.items()))
+        faults = ", ".join(f"{n} × {what}" for what, n in sorted(Counter(f.kind for f in self.faults).items()))
         losses = sum(run.get("losses") or 0 for run in self.evidence.runs)
         took = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.took.items())
         return (
-            f"seed {self.seed}: {faults}; {summary(self.evidence)}; {losses} losses, "
-            f"{self.counted['tocsin_superseded_total']} reports superseded, {self.repeats} requests repeated; "
-            f"{took}; {len(self.breaches)} breaches"
+            f"seed {self.plan.seed}: {faults}; {summary(self.evidence)}; {losses} losses, "
+            f"{self.counted['tocsin_superseded_total']} reports superseded, "
+            f"{self.counted['requests duplicated']} requests duplicated and {self.counted['replies cut']} replies cut "
+            f"on their way, {self.repeats} repeated by the driver; {took}; {len(self.breaches)} breaches"
         )
 
 
-class Nemesis:
-    """Ruins one thing after the other, at moments that the seed decides, and mends it again a little later."""
-
-    def __init__(self, site: Site, rng: random.Random) -> None:
-        self._site, self._rng = site, rng
-        self._ruined: set[str] = set()
-        self.faults: Counter[str] = Counter()
-        self.counted: Counter[str] = Counter()
-
-    async def rage(self, seconds: float, every: float) -> None:
-        """A fault about every `every` seconds, of each kind in turn; returns when all are mended."""
-        until_when = time.monotonic() + seconds
-        deck: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        async with asyncio.TaskGroup() as mending:
-            while time.monotonic() < until_when:
-                await asyncio.sleep(self._rng.uniform(0.3, 1.7) * every)
-                if not deck:
-                    deck = [self.kill_worker, self.kill_server, self.freeze_worker]
-                    self._rng.shuffle(deck)
-                mending.create_task(deck.pop()())
-
-    @contextlib.contextmanager
-    def _one_of(self, processes: Sequence[P], what: str) -> Iterator[P | None]:
-        """One that is whole, and stays the only one's to ruin; None if all are ruined already."""
-        whole = [p for p in processes if p.name not in self._ruined]
-        if not whole:
-            yield None
-            return
-        chosen = self._rng.choice(whole)
-        self._ruined.add(chosen.name)
-        self.faults[what] += 1
-        yield chosen
-        self._ruined.discard(chosen.name)
-
-    async def kill_worker(self) -> None:
-        with self._one_of(self._site.workers, "kill -9 of a worker") as worker:
-            if worker is not None:
-                worker.kill()
-                await asyncio.sleep(self._rng.uniform(0, 1))
-                await worker.start()
-
-    async def kill_server(self) -> None:
-        with self._one_of(self._site.servers, "kill -9 of a server") as server:
-            if server is not None:
-                await self.count(server)
-                server.kill()
-                await asyncio.sleep(self._rng.uniform(0, 2))
-                await server.start()
-
-    async def freeze_worker(self) -> None:
-        """Past its lease, so that it wakes as a zombie. The rest of the world goes on meanwhile."""
-        with self._one_of(self._site.workers, "SIGSTOP of a worker") as worker:
-            if worker is not None:
-                worker.freeze()
-                await asyncio.sleep(LEASE + self._rng.uniform(0.2, 1.5))
-                worker.thaw()
-
-    async def count(self, server: Server) -> None:
-        """Add up a server's counters before they die with it."""
-        with contextlib.suppress(httpx.TransportError):
-            async with httpx.AsyncClient(timeout=5) as http:
-                for line in (await http.get(f"{server.url}/metrics")).text.splitlines():
-                    name, _, value = line.rpartition(" ")
-                    if name.endswith("_total") and not name.startswith("#"):
-                        self.counted[name] += int(float(value))
-
-
-async def play(site: Site, *, seconds: float, seed: int, faults_every: float = 2.0) -> Outcome:
-    """Load and faults for `seconds`; then heal, drain, and look at it from outside."""
-    rng, began = random.Random(seed), time.monotonic()
+async def play(site: Site, database: OwnDatabase, plan: Plan) -> Outcome:
+    """Load and faults for `plan.seconds`; then heal, drain, and look at it from outside."""
+    rng, began = random.Random(plan.seed), time.monotonic()
     took: dict[str, float] = {}
 
     def lap(what: str) -> None:
         took[what] = time.monotonic() - began - sum(took.values())
+        progress.phase = what
 
-    await asyncio.gather(*(site.server(f"server-{n + 1}") for n in range(SERVERS)))
-    await asyncio.gather(*(site.worker(f"worker-{n + 1}", site.servers[n % SERVERS], slots=8) for n in range(WORKERS)))
-    lap("start")
-    nemesis = Nemesis(site, rng)
-    async with Driver([s.url for s in site.servers], site.keys["key"], site.client_ledger) as driver:
-        parts = await asyncio.gather(
-            *(run_load(driver, load) for load in loads(site, seconds, rng)),
-            nemesis.rage(max(seconds - 4, 1), faults_every),
-        )
-        made = Made.all(part for part in parts if part is not None)
-        lap("load")
-        await heal(site)
-        await caught_up(driver, made)
-        await stop_schedules(driver, made)
-        lap("heal")
-        await wait_until_ended(driver, made, 60 + seconds)
-        lap("drain")
-        target = Target(site.servers[0].url, site.keys["key"], driver.tag, apart=1.0, settle=0, slack=_SETTLING)
-        evidence = await collect(target, [site.client_ledger], [site.job_ledger])
-        breaches = check(evidence)
-        lap("check")
-    for server in site.servers:
-        await nemesis.count(server)
-    return Outcome(seed, evidence, breaches, nemesis.faults, driver.repeats, nemesis.counted, took)
+    progress = Progress(site.job_ledger, plan.seconds)
+    clocks = step_clocks(site.folder, ["server-1", "worker-1"])
+    async with connected(site, database, plan, clocks) as net, progress.shown():
+        nemesis = Nemesis(site, net, database, clocks, rng)
+        progress.faults = nemesis.faults
+        async with Driver([link.url for link in net.clients], site.keys["key"], site.client_ledger) as driver:
+            lap("start")
+            loaded_from = time.time()
+            async with asyncio.TaskGroup() as going:
+                loads = plan.loads(plan.seconds, plan.rate, site.job_ledger, rng)
+                parts = [going.create_task(run_load(driver, load)) for load in loads]
+                going.create_task(nemesis.rage(max(plan.seconds - _CALM, 1), plan.faults_every))
+            made = Made.all(part.result() for part in parts)
+            loaded = loaded_from, time.time()
+            lap("load")
+            net.heal()
+            await heal(site)
+            await caught_up(driver, made, 60 + plan.seconds / 2)
+            await stop_schedules(driver, made)
+            lap("heal")
+            await wait_until_ended(driver, made, 60 + plan.seconds / 2)
+            lap("drain")
+            evidence = await look(site, driver)
+            breaches = check(evidence)
+            lap("check")
+        for server in site.servers:
+            await nemesis.count(server)
+        for link in net.links:
+            nemesis.counted.update(link.counted)
+    return Outcome(plan, evidence, breaches, nemesis.faults, driver.repeats, loaded, nemesis.counted, took)
 
 
-def loads(site: Site, seconds: float, rng: random.Random) -> list[Load]:
-    """Functions in bulk, and a few programs, which cost a process each."""
-    functions = Load(site.job_ledger, seconds, batches_per_second=4, python=True, cancels_per_second=2)
-    programs = Load(
-        site.job_ledger, seconds, manual_jobs=2, batch=4, batches_per_second=1, once_per_second=0.5, every=("PT2S",)
-    )
-    functions.seed, programs.seed = rng.randrange(2**32), rng.randrange(2**32)
-    return [functions, programs]
+async def look(site: Site, driver: Driver) -> Evidence:
+    """What the ledgers and the API say, not by way of any proxy."""
+    target = Target(site.servers[0].url, site.keys["key"], driver.tag, apart=1.0, settle=0, slack=_SETTLING)
+    return await collect(target, [site.client_ledger], [site.job_ledger])
+
+
+def step_clocks(folder: Path, names: Iterable[str]) -> dict[str, ClockShim]:
+    """A clock of its own for each of these processes; none where there is no C compiler."""
+    clocks = {}
+    if shutil.which("cc") or shutil.which("gcc"):
+        for name in names:
+            place = folder / f"clock-{name}"
+            place.mkdir(mode=0o755)
+            clocks[name] = ClockShim(place)
+    return clocks
+
+
+@contextlib.asynccontextmanager
+async def connected(site: Site, database: OwnDatabase, plan: Plan, clocks: dict[str, ClockShim]) -> AsyncIterator[Net]:
+    """The site's processes, each with a proxy on every way it has. Every second worker has all servers behind its way,
+    as behind a load balancer; the others have one."""
+    net, rng = Net([], {}, {}), random.Random(plan.seed)
+    try:
+        for n in range(plan.servers):
+            name = f"server-{n + 1}"
+            net.databases[name] = await Link([database.address], rng=rng).open()
+            server = await site.server(name, start=False, database_url=database.url_by(net.databases[name].port))
+            server.env |= clocks[name].env if name in clocks else {}
+            net.clients.append(await Link([("127.0.0.1", server.port)], http=True, rng=rng).open())
+        await asyncio.gather(*(server.start() for server in site.servers))
+        everyone = [("127.0.0.1", server.port) for server in site.servers]
+        for n in range(plan.workers):
+            name, own = f"worker-{n + 1}", everyone[n % plan.servers]
+            net.workers[name] = await Link(everyone if n % 2 else [own], http=True, rng=rng).open()
+        await asyncio.gather(*(_worker(site, name, link, plan, clocks.get(name)) for name, link in net.workers.items()))
+        yield net
+    finally:
+        await net.close()
+
+
+async def _worker(site: Site, name: str, link: Link, plan: Plan, clock: ClockShim | None) -> None:
+    worker = await site.worker(name, link.url, slots=plan.slots, start=False)
+    worker.env |= clock.env if clock else {}
+    await worker.start()
 
 
 async def heal(site: Site) -> None:
     """Every process that should live, lives, and every worker is one again."""
-    for process in (*site.servers, *site.workers):
+    processes: list[Server | Worker] = [*site.servers, *site.workers]
+    for process in processes:
         if not process.alive:
             await process.start()
 
@@ -185,7 +223,7 @@ async def heal(site: Site) -> None:
         await until("every worker is live", all_live, 30, every=0.2)
 
 
-async def caught_up(driver: Driver, made: Made) -> None:
+async def caught_up(driver: Driver, made: Made, seconds: float) -> None:
     """What the schedules owe by now has been claimed: from here a cancel retracts the present, not the past."""
     healed = time.time()
 
@@ -193,45 +231,38 @@ async def caught_up(driver: Driver, made: Made) -> None:
         for job_id in made.every:
             runs = (await driver.get("/v1/runs", job=job_id, limit=100))["items"]
             waiting = [r for r in runs if r["state"] in ("staged", "ready", "waiting") and not r["attempt"]]
-            if any(_seconds(r["scheduled_for"]) < healed for r in waiting):
+            if any(instant(r["scheduled_for"]).timestamp() < healed for r in waiting):
                 return False
         return time.time() > healed + _SETTLING
 
-    await until("the schedules have caught up", claimed, 60, every=0.3)
-
-
-def _seconds(at: str) -> float:
-    from .evidence import instant
-
-    return instant(at).timestamp()
+    await until("the schedules have caught up", claimed, seconds, every=0.3)
 
 
 def main() -> int:
-    from tests.conftest import Cluster
-
-    parser = argparse.ArgumentParser(description="kill real processes under load, then check every promise")
+    parser = argparse.ArgumentParser(description="ruin a fleet under load, then check every promise")
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--rate", type=float, default=Plan.rate, help="runs a second to submit")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between faults, on average")
     parser.add_argument("--keep", action="store_true", help="keep the logs and ledgers")
     given = parser.parse_args()
+    seed = secrets.randbelow(2**31) if given.seed is None else given.seed
     folder = Path(tempfile.mkdtemp(prefix="tocsin-round-"))
     folder.chmod(0o711)  # PostgreSQL runs as another user where we are root
-    (folder / "postgres").mkdir(mode=0o711)
-    print(f"seed {given.seed}, {given.minutes:g} minutes, in {folder}", flush=True)
-    postgres = Cluster(folder / "postgres")
+    print(f"seed {seed}, {given.minutes:g} minutes, lease {LEASE:g} s, in {folder}", flush=True)
+    plan = Plan(given.minutes * 60, seed, rate=given.rate, faults_every=given.every)
     outcome: Outcome | None = None
     try:
-        with Site(folder, postgres.template_url, postgres.keys) as site:
-            outcome = asyncio.run(play(site, seconds=given.minutes * 60, seed=given.seed, faults_every=given.every))
+        with OwnDatabase(folder / "postgres", standby=True) as database, Site(folder, "", database.keys) as site:
+            outcome = uvloop.run(play(site, database, plan))
     finally:
-        postgres.server.stop(immediate=True)
         if outcome is not None and not outcome.breaches and not given.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    for breach in outcome.breaches:
-        print(breach)
+    figures = report.figures(outcome)
+    report.write(figures, ROOT)
     print(outcome)
-    return 1 if outcome.breaches else 0
+    print(report.text(figures))
+    return 1 if outcome.breaches else 0 if all(bar["held"] for bar in figures["bars"]) else 2
 
 
 if __name__ == "__main__":

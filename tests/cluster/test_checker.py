@@ -152,6 +152,12 @@ def line(e: Evidence, run_id: str, attempt: int, phase: str) -> dict[str, Any]:
     return next(x for x in e.lines if (x["run_id"], x["attempt"], x["phase"]) == (run_id, attempt, phase))
 
 
+def schedule_of(e: Evidence, job_id: str) -> dict[str, Any]:
+    job = e.jobs[job_id]
+    assert job is not None
+    return job["schedule"]  # type: ignore[no-any-return]
+
+
 def audit_of(e: Evidence) -> list[dict[str, Any]]:
     assert e.audit is not None
     return e.audit.rows
@@ -177,6 +183,7 @@ LIES: dict[str, list[tuple[str, Callable[[Evidence], Any]]]] = {
         ("a reason counts too few", lambda e: change(e, "e4", count=1)),
         ("a reason counts too many", lambda e: change(e, "e4", count=3)),
         ("a run stands for an instant nobody owes", lambda e: change(e, "e2", scheduled_for=iso(T0 + 59 * SECOND))),
+        ("more occurrences than max_runs allows", lambda e: schedule_of(e, EVERY).update(max_runs=5)),
         ("a one-time job never ran", lambda e: drop(e, "o1")),
         ("a one-time job ran twice", lambda e: twin(e, "o1", id="o2")),
     ],
@@ -328,6 +335,8 @@ def test_a_lost_attempt_that_wakes_to_note_its_end_holds_no_place() -> None:
     [
         ({"every": "PT1M30S"}, 40),
         ({"every": "PT0.5S", "starting_at": iso(T0 + 3599 * SECOND)}, 3),
+        ({"every": "PT1M", "max_runs": 7}, 7),
+        ({"every": "PT1M", "until": iso(T0 + 600 * SECOND)}, 10),
         ({"cron": "*/5 * * * *", "timezone": "UTC"}, 12),
         ({"cron": "0 * * * *", "timezone": "UTC", "starting_at": "2026-06-01T13:00:00.000000Z"}, 1),
     ],

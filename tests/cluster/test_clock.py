@@ -194,7 +194,7 @@ async def test_steps_of_the_databases_clock_lose_and_double_nothing(
         by_its_clock(evidence, shim)
         said = assert_clean(evidence)
         lost = max(run["losses"] for run in evidence.runs)
-        assert one.said("the database's clock was set") >= 2
+        assert one.said("the database's clock was set") >= 1
         registered = [agent.registrations() for agent in agents]
     with capsys.disabled():
         print(f"\nthe database's clock -90 s, +180 s: {said}; registrations {registered}")

@@ -136,6 +136,10 @@ async def test_a_stranded_connection_says_nothing_for_ever_and_a_new_one_works(l
     assert await new.answer() == b"new"
     assert [r[-6:] for r in echo.asked] == [b"before", b"\n\r\nnew"]
     assert echo.ended == 0, "the server still believes in the stranded connection"
+    link.heal()
+    new.ask(b"newer")
+    assert await new.answer() == b"newer"
+    assert echo.ended == 1
 
 
 async def test_a_reply_is_cut_in_its_middle(link: Link, echo: Echo) -> None:

@@ -90,10 +90,15 @@ def _block(page: str, kind: str, about: str) -> str:
     return str(found)
 
 
+def shell_blocks(page: str) -> list[str]:
+    """The blocks of a page's text that can be run here."""
+    return [text for skipped, text in _SHELL.findall(page) if not skipped]
+
+
 def _script(page: str) -> str:
     """All blocks of a page as one session, as in one terminal; the last one told of is the one that failed."""
-    blocks = [text for skipped, text in _SHELL.findall(PAGES[page]) if not skipped]
-    return "set -e\n" + "".join(f"echo '## block {n}'\n{text}" for n, text in enumerate(blocks, start=1))
+    blocks = enumerate(shell_blocks(PAGES[page]), start=1)
+    return "set -e\n" + "".join(f"echo '## block {n}'\n{text}" for n, text in blocks)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -177,6 +177,9 @@ class WorkerHand:
         body = {"slots": slots, "last_claim": last_claim, "wait": wait}
         return await self.api.post(f"/v1/worker/{self.id}/claim", body, **kwargs)
 
+    async def say(self, call: str, body: dict[str, Any]) -> Any:
+        return await self.api.post(f"/v1/worker/{self.id}/{call}", body)
+
     async def report(self, expect: int | None = None, **body: Any) -> Any:
         return await self.api.post(f"/v1/worker/{self.id}/report", body, expect=expect)
 

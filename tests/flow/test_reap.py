@@ -96,3 +96,13 @@ async def test_two_reapers_take_back_once(scene: Scene, worker_key: str) -> None
     assert (await scene.end(worker.id, first[0].finished)).accepted == {(key[0], key[2])}
     await scene.end(worker.id, second[0].finished)
     assert (await scene.run(key[0]))["losses"] == 1
+
+
+async def test_the_runs_of_a_lost_fleet_do_not_come_back_as_a_herd(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    await hold(scene, worker, 100)
+    await lapse(scene, worker)
+    spread = (
+        "select count(distinct width_bucket(extract(epoch from ready_at - now())::float8, -0.5, 0.5, 20)) from runs"
+    )
+    assert await scene.value(spread) >= 5, "they fall due one after the other"

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
+from datetime import timedelta
 
 import msgspec
+import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, keys, poll_opened, told
+from tocsin.clock import iso
+from tocsin.node.assemble import Node
 from tocsin.node.server.app import build
 from tocsin.node.server.protocol import ClientGone, Request
+from tocsin.settings import Settings
+from tocsin.worker.timing import Lease
 
 
 async def test_a_long_poll_is_answered_when_a_run_comes(live: Scene, worker_key: str) -> None:
@@ -148,7 +156,6 @@ async def test_a_drained_worker_gets_nothing_and_is_told(scene: Scene, worker_ke
     worker = await WorkerHand.register(scene.node, worker_key)
     await scene.ask(await scene.job())
     await scene.api.post(f"/v1/workers/{worker.id}/drain")
-    scene.node.gateway._sessions[worker.id].renewed_at = float("-inf")
     assert (await worker.report())["drain"] is True
     answer = await worker.claim(wait=5)
     assert (answer["runs"], answer["drain"]) == ([], True)
@@ -192,3 +199,146 @@ async def test_a_worker_that_hangs_up_holds_nothing(live: Scene, worker_key: str
     assert (await asyncio.wait_for(answer, 10)).status == 499 and live.node.dispatcher.polls == []
     [run_id] = await live.ask(await live.job())
     assert [(r["run_id"], r["attempt"]) for r in (await other.claim(wait=5))["runs"]] == [(run_id, 1)]
+
+
+async def test_a_claim_that_comes_late_or_twice_takes_nothing_back(live: Scene, worker_key: str) -> None:
+    """A copy of an old request knows of no later answer either, but it proves nothing."""
+    worker = await WorkerHand.register(live.node, worker_key)
+    ids = await live.ask(await live.job(), 2)
+    heard = (await worker.report())["now"]
+    first = {"slots": 1, "last_claim": 0, "wait": 5, "number": 1, "heard": heard}
+    given = await worker.say("claim", first)
+    second = await worker.say("claim", first | {"last_claim": given["claim_id"], "number": 2, "heard": given["now"]})
+    assert sorted(r["run_id"] for r in (*given["runs"], *second["runs"])) == sorted(ids)
+    for _ in range(3):
+        assert (await worker.say("claim", first))["runs"] == []
+    # Another node has not seen that request before.
+    live.node.gateway._sessions.clear()
+    assert (await worker.say("claim", first | {"wait": 0}))["runs"] == []
+    for run_id in ids:
+        run = await live.run(run_id)
+        assert (run["state"], run["attempt"]) == ("running", 1)
+
+
+async def test_a_lost_answer_is_proved_once_the_worker_has_heard_of_a_later_time(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    heard = (await worker.report())["now"]
+    [run_id] = await live.ask(await live.job())
+    lost = await worker.say("claim", {"slots": 1, "wait": 5, "number": 1, "heard": heard})
+    assert len(lost["runs"]) == 1
+    again = await worker.say("claim", {"slots": 1, "wait": 0, "number": 2, "heard": heard})
+    assert again["runs"] == [] and (await live.run(run_id))["state"] == "running", "it may be on its way"
+    await live.node.db.read_clock()
+    heard = (await worker.report())["now"]
+    [run] = (await worker.say("claim", {"slots": 1, "wait": 5, "number": 3, "heard": heard}))["runs"]
+    assert (run["run_id"], run["attempt"]) == (run_id, 2)
+    assert (await live.run(run_id))["losses"] == 0
+
+
+async def test_a_heartbeat_proves_it_too_when_it_says_when_the_worker_last_asked(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [run_id] = await scene.ask(await scene.job())
+    [(_, _, _)] = await scene.taken(worker.id)
+    claimed = await scene.value("select claimed_at from runs")
+    await worker.report(running=[], last_claim=0, asked=iso(claimed))
+    assert (await scene.run(run_id))["state"] == "running", "that claim may be the one it waits for"
+    await worker.report(running=[], last_claim=0, asked=iso(claimed + timedelta(microseconds=1)))
+    run = await scene.run(run_id)
+    assert (run["state"], run["losses"]) == ("ready", 0)
+
+
+async def test_who_leaves_with_nothing_gives_back_what_it_never_got(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [run_id] = await scene.ask(await scene.job())
+    await scene.taken(worker.id)
+    await worker.report(leaving=True)
+    run = await scene.run(run_id)
+    assert (run["state"], run["losses"], run["failures"]) == ("ready", 0, 0)
+    assert (await scene.api.get(f"/v1/workers/{worker.id}"))["state"] == "gone"
+
+
+async def test_a_worker_without_a_free_slot_hears_orders_at_once(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key, slots=1)
+    [run_id] = await live.ask(await live.job())
+    held = await worker.claim(slots=1, wait=5)
+    for order in ("cancel", "drain"):
+        body = {"slots": 0, "listen": True, "wait": 60, "last_claim": held["claim_id"]}
+        poll = asyncio.create_task(worker.say("claim", body))
+        await until_listening(live, worker)
+        asked = time.monotonic()
+        where = f"/v1/runs/{run_id}/cancel" if order == "cancel" else f"/v1/workers/{worker.id}/drain"
+        await live.api.post(where)
+        answer = await asyncio.wait_for(poll, 10)
+        assert time.monotonic() - asked < 2
+        assert (len(answer["stop"]), answer["drain"]) == ((1, False) if order == "cancel" else (0, True))
+
+
+async def until_listening(scene: Scene, worker: WorkerHand) -> None:
+    while (s := scene.node.gateway._sessions[worker.id]).listening is None or s.listening.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+async def test_a_drain_reaches_a_worker_of_another_node_at_once(
+    live: Scene, worker_key: str, settings: Settings
+) -> None:
+    other = Node(settings)
+    await other.start()
+    try:
+        worker = await WorkerHand.register(other, worker_key)
+        opened = poll_opened(other)
+        poll = asyncio.create_task(worker.claim(wait=60))
+        await opened.wait()
+        asked = time.monotonic()
+        await live.api.post(f"/v1/workers/{worker.id}/drain")
+        answer = await asyncio.wait_for(poll, 10)
+        assert answer["drain"] is True and time.monotonic() - asked < 2, "its heartbeat would come after three seconds"
+    finally:
+        await other.stop()
+
+
+async def test_a_node_that_goes_answers_every_poll_even_one_that_comes_after(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    opened = poll_opened(live.node)
+    poll = asyncio.create_task(worker.claim(wait=60))
+    await opened.wait()
+    live.node.gateway.end_polls()
+    assert (await asyncio.wait_for(poll, 5))["runs"] == []
+    assert (await asyncio.wait_for(worker.claim(wait=60), 5))["runs"] == []
+
+
+async def test_a_hand_back_told_again_is_answered_as_before(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    kept, stopped = await scene.ask(await scene.job(), 2)
+    held = {run_id: fence for run_id, _, fence in await scene.taken(worker.id)}
+    await scene.api.post(f"/v1/runs/{stopped}/cancel")
+    back = [[kept, held[kept]], [stopped, held[stopped]]]
+    first = await worker.report(returned=back)
+    assert sorted(first["accepted"]) == sorted(back)
+    assert [sorted((await worker.report(returned=back))["accepted"]) for _ in range(3)] == [sorted(back)] * 3
+    strange = [[kept, held[kept] + 1], [kept, held[kept] - 1]]
+    assert (await worker.report(returned=strange))["superseded"] == strange
+    [(_, attempt, fence)] = await scene.taken(worker.id)
+    assert (await worker.report(returned=back[:1]))["accepted"] == back[:1]
+    run = await scene.run(kept)
+    assert (run["state"], run["attempt"], run["fence"]) == ("running", attempt, fence), "it changes nothing"
+
+
+@pytest.mark.parametrize("lease", [2.0, 10.0, 60.0, 600.0])
+async def test_a_worker_ends_its_lease_before_the_server_does(
+    scene: Scene, worker_key: str, lease: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the lease: a report that is too soon after a renewal to renew is covered by it all the same."""
+    node = scene.node
+    given = replace(node.settings, lease_seconds=lease, heartbeat_seconds=1.0)
+    monkeypatch.setattr(node.gateway, "_settings", given)
+    worker = await WorkerHand.register(node, worker_key)
+    session = node.gateway._sessions[worker.id]
+    for age in (0.0, 0.05, 0.4, 1.0, 2.5):
+        session.renewed_at = time.monotonic() - age
+        before = await scene.now()
+        # What the server would still grant if this report came `age` after the last renewal.
+        await scene.sql.execute("update workers set lease_until = now() + $1 * interval '1 second'", lease - age)
+        await worker.report()
+        ends = await scene.value("select lease_until from workers")
+        margin = Lease(lease, 0.0).margin
+        assert (ends - before).total_seconds() >= lease - margin / 2, f"{age} s after the last renewal"

@@ -10,17 +10,16 @@ create table sim.ticks (
     at timestamptz not null
 );
 
-create function sim.now() returns timestamptz language sql stable as $$
-    select at from sim.ticks where real <= pg_catalog.now() order by real desc limit 1
-$$;
+-- plpgsql keeps the plan of what it asks for; a function in plain SQL would make it anew in each statement.
+create function sim.at(instant timestamptz) returns timestamptz language plpgsql stable as $$
+begin
+    return (select at from sim.ticks where real <= instant order by real desc limit 1);
+end $$;
 
-create function sim.transaction_timestamp() returns timestamptz language sql stable as $$
-    select at from sim.ticks where real <= pg_catalog.now() order by real desc limit 1
-$$;
-
-create function sim.statement_timestamp() returns timestamptz language sql stable as $$
-    select at from sim.ticks where real <= pg_catalog.statement_timestamp() order by real desc limit 1
-$$;
+create function sim.now() returns timestamptz language sql stable return sim.at(pg_catalog.now());
+create function sim.transaction_timestamp() returns timestamptz language sql stable return sim.at(pg_catalog.now());
+create function sim.statement_timestamp() returns timestamptz language sql stable
+    return sim.at(pg_catalog.statement_timestamp());
 
 grant usage on schema sim to tocsin_owner, tocsin_engine, tocsin_app;
 grant select on sim.ticks to tocsin_owner, tocsin_engine, tocsin_app;

@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -173,6 +174,13 @@ async def test_a_program_that_the_schema_left_behind_refuses_to_serve(
     assert reply["code"] == "schema_new"
     newcomer = Node(settings)
     with pytest.raises(SetupError, match="left this release of Tocsin behind"):
+        await newcomer.start()
+    await newcomer.stop()
+
+
+async def test_a_server_without_a_schema_says_what_to_do(empty: str, settings: Settings) -> None:
+    newcomer = Node(replace(settings, database_url=empty))
+    with pytest.raises(SetupError, match="run `tocsin migrate`"):
         await newcomer.start()
     await newcomer.stop()
 

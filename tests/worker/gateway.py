@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -40,6 +41,9 @@ class Gateway:
         self.refuse: tuple[int, dict[str, Any]] | None = None
         self.unknown: set[str] = set()
         self.claims_open = 0
+        self.claims: list[wire.Claim] = []
+        self.cut_claim = False  # lose the answer that has the next run
+        self.cut_at = ""
         self.changed = asyncio.Condition()
         self._claim_ids = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -115,6 +119,11 @@ class Gateway:
     def text_of(self, run: wire.ClaimedRun, stream: str | None = None) -> list[str]:
         return [line[3] for line in self.log_lines.get(run.run_id, []) if stream in (None, line[1])]
 
+    async def order_at_once(self, *, drain: bool = False) -> None:
+        """Tell whoever listens of the orders there are."""
+        self.drain = drain
+        await self._tell()
+
     def order_stop(self, run: wire.ClaimedRun) -> None:
         self.stops.append(wire.StopOrder(run_id=run.run_id, fence=run.fence, reason="cancel"))
 
@@ -138,18 +147,31 @@ class Gateway:
     async def _claim(self, request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=wire.Claim)
         assert body.shared_specs
+        self.claims.append(body)
         if (gone := await self._gone(request)) is not None:
             return gone
         self.claims_open += 1
         await self._tell()
         try:
-            taken = await self._take(body.slots + body.held, body.wait)
+            taken = [] if body.listen else await self._take(body.slots + body.held, body.wait)
+            if body.listen:
+                with contextlib.suppress(TimeoutError):
+                    await self.until(lambda: self.stops or self.drain, body.wait)
         finally:
             self.claims_open -= 1
             await self._tell()
+        if self.cut_claim and taken and request.transport is not None:
+            self.cut_claim, self.cut_at = False, iso(datetime.now(UTC))
+            request.transport.close()
         specs = {run.spec_ref: msgspec.Raw(_pack(spec)) for run, spec in taken}
         return _answer(
-            wire.ClaimAnswer(claim_id=next(self._claim_ids), runs=[run for run, _ in taken], specs=specs)  # type: ignore[arg-type]
+            wire.ClaimAnswer(
+                claim_id=next(self._claim_ids),
+                runs=[run for run, _ in taken],
+                specs=specs,  # type: ignore[arg-type]
+                stop=self.stops if body.listen else [],
+                drain=self.drain and body.listen,
+            )
         )
 
     async def _take(self, slots: int, wait: float) -> list[tuple[wire.ClaimedRun, Any]]:

@@ -4,6 +4,7 @@ python hostile.py hide FILE   forks twice, starts a session, ignores TERM, close
 python hostile.py hop FILE    the same, and lives on in a new process every few milliseconds, each an orphan
 python hostile.py bomb FILE   forks and forks again, each in a session of its own (up to 200 at a time)
 python hostile.py brand FILE  hides, and also takes off the limit by which it could be known
+python hostile.py tick FILE   hides, and writes the time instead of its id, every few milliseconds
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ def stay(path: str) -> None:
         time.sleep(60)
 
 
+def tick(path: str) -> None:
+    with open(path, "a") as file:
+        while True:
+            file.write(f"{time.time()}\n")
+            file.flush()
+            time.sleep(0.005)
+
+
 def hop(path: str) -> None:
     note(path)
     until = time.monotonic() + 60
@@ -69,7 +78,7 @@ def bomb(path: str) -> None:
 def main() -> None:
     role, path = sys.argv[1:3]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    after = {"hide": stay, "hop": hop, "bomb": bomb, "brand": stay}
+    after = {"hide": stay, "hop": hop, "bomb": bomb, "brand": stay, "tick": tick}
     if len(sys.argv) == 3 and os.environ.get("PATH"):
         if os.fork():
             time.sleep(60)  # the run itself goes on

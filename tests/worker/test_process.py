@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -169,3 +170,9 @@ async def test_what_hides_ends_with_its_run_though_nobody_stops_it(shared: Gatew
     script = f'"{sys.executable}" "{HOSTILE}" hide "{pids}" & while [ ! -s "{pids}" ]; do sleep 0.01; done'
     assert (await shared.end_of(shared.process("bash", "-c", script))).outcome == "succeeded"
     assert noted(pids) and not any(map(alive, noted(pids)))
+
+
+async def test_a_program_gives_way_to_its_worker(shared: Gateway) -> None:
+    run = shared.process("sh", "-c", "sleep 0.05; nice")
+    await shared.end_of(run)
+    assert int(shared.text_of(run)[0]) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -122,8 +124,11 @@ async def test_drain_by_the_server_kills_what_does_not_end_in_time() -> None:
         pid = int(await gateway.line_of(run, ""))
         gateway.drain = True
         assert await asyncio.wait_for(process.wait(), 10) == 0
-        assert gateway.finished[run.run_id].outcome == gateway.finished[call.run_id].outcome == "lost"
+        for end in (gateway.finished[run.run_id], gateway.finished[call.run_id]):
+            assert end.outcome == "lost" and end.error is not None and end.error.class_ == "drained"
+            assert "drained" in end.error.message and "0.3 s" in end.error.message
         assert not alive(pid) and len(gateway.registered) == 1
+        assert gateway.reports[-1].leaving, "nobody has to wait for its lease"
 
 
 async def test_a_second_signal_does_not_wait() -> None:
@@ -224,3 +229,41 @@ async def test_slots_bound_what_is_claimed() -> None:
         assert third.run_id not in gateway.finished and gateway.queue.qsize() == 1
         gateway.order_stop(first[0])
         assert (await gateway.end_of(third)).outcome == "succeeded"
+
+
+async def test_orders_reach_a_worker_whose_slots_are_all_taken_at_once() -> None:
+    async with started(slots=1, lease=60.0, heartbeat=20.0) as (gateway, process):
+        run = gateway.process("sleep", "300", in_seconds=-1)
+        await gateway.until(lambda: gateway.claims[-1].listen and gateway.claims_open)
+        gateway.order_stop(run)
+        await gateway.order_at_once()
+        assert (await gateway.end_of(run, within=5)).outcome == "cancelled"
+        gateway.stops = []
+        last = gateway.process("sleep", "1", in_seconds=-1)
+        await gateway.until(lambda: gateway.queue.empty() and gateway.claims[-1].listen and gateway.claims_open)
+        await gateway.order_at_once(drain=True)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert gateway.finished[last.run_id].outcome == "succeeded"
+
+
+async def test_after_a_lost_answer_the_worker_hears_from_the_server_before_it_asks_again() -> None:
+    """Only then does its next claim prove that the answer was lost."""
+    async with started(heartbeat=5.0) as (gateway, _):
+        gateway.cut_claim = True
+        gateway.process("true")
+        await gateway.until(lambda: len(gateway.claims) == 2)
+        cut, after = gateway.claims
+        assert after.last_claim == cut.last_claim and after.number > cut.number
+        assert cut.heard < gateway.cut_at < after.heard
+
+
+async def test_the_guard_finds_what_hides_when_the_agent_is_stopped_or_killed(tmp_path: Path) -> None:
+    for ends in (signal.SIGSTOP, signal.SIGKILL):
+        ticks = tmp_path / ends.name
+        async with started(lease=2.0, heartbeat=0.2) as (gateway, process):
+            gateway.process(sys.executable, str(Path(__file__).parent / "hostile.py"), "tick", str(ticks))
+            await until(lambda: ticks.exists() and ticks.stat().st_size)  # noqa: B023
+            process.send_signal(ends)
+            struck = time.time()
+            await until(lambda: time.time() - float(ticks.read_text().split()[-1]) > 0.3, within=5)  # noqa: B023
+            assert float(ticks.read_text().split()[-1]) < struck + 2.0

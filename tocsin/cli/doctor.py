@@ -30,11 +30,14 @@ from tocsin.settings import Settings
 if TYPE_CHECKING:
     import httpx
 
+    from tocsin.store.horizon import Holder
+
 Status = Literal["ok", "warn", "fail"]
 
 _TIMEOUT = 5.0
 _SKEW = timedelta(seconds=2)  # the header the server's time is read from has whole seconds
 _LATE = timedelta(seconds=60)
+_LONG_TRANSACTION = 60.0  # seconds
 _MIB = 1024 * 1024
 _DISK_LOW, _DISK_FULL = 1024 * _MIB, 200 * _MIB
 
@@ -145,10 +148,11 @@ def _database(settings: Settings) -> Iterator[Finding]:
         except (TocsinError, OSError, TimeoutError) as error:
             yield Finding("database", "fail", str(error) or "no answer in time", "check DATABASE_URL and PostgreSQL")
             return
-        if current:
-            yield Finding("database", "ok", "reachable, its settings are safe, its schema is current")
-        else:
+        if current is None:
             yield Finding("database", "fail", "its schema is not current", "tocsin migrate")
+        else:
+            yield Finding("database", "ok", "reachable, its settings are safe, its schema is current")
+            yield from _transactions(current)
         return
     try:
         lines = (settings.home / "data" / "postmaster.pid").read_text().splitlines()
@@ -167,15 +171,25 @@ def _database(settings: Settings) -> Iterator[Finding]:
         yield Finding("database", "ok", f"PostgreSQL of {settings.home} is ready (pid {lines[0].strip()})")
 
 
-async def _ask_database(url: str) -> bool:
+def _transactions(found: list[Holder]) -> Iterator[Finding]:
+    """Whoever keeps dead rows from being removed, by name."""
+    for holder in found:
+        if holder.holds and holder.seconds > _LONG_TRANSACTION:
+            advice = "end it (pg_terminate_backend, or drop the slot): dead rows pile up behind it and slow the queue"
+            yield Finding("horizon", "warn", str(holder), advice)
+
+
+async def _ask_database(url: str) -> list[Holder] | None:
+    """The open transactions; None if the schema is not current."""
     from tocsin.store.db import Database
+    from tocsin.store.horizon import Horizon
     from tocsin.store.migrate import is_current
 
     database = Database(url, size=1)
     try:
         async with asyncio.timeout(15):
             await database.open()  # refuses settings under which a commit may be lost, and roles that see too much
-            return await is_current(database)
+            return (await Horizon(database).look())[0] if await is_current(database) else None
     finally:
         await database.close()
 
@@ -282,10 +296,22 @@ class _Server:
         if abs(skew) > timedelta(seconds=1):
             told = f"the server's clock is {length(abs(skew))} off the database's"
             yield Finding("server clock", "warn", told, "synchronise both machines (NTP)")
+        yield from self._horizon(found)
         errors = {k: v for k, v in found.items() if k.startswith("tocsin_loop_errors_total") and v}
         if errors:
             names = ", ".join(f"{k.partition('=')[2].strip('}').strip(chr(34))} {v:.0f}" for k, v in errors.items())
             yield Finding("loops", "warn", f"failed turns since its start: {names}", "the server's log says why")
+
+    def _horizon(self, found: dict[str, float]) -> Iterator[Finding]:
+        held = found.get("tocsin_pg_xmin_age_seconds", 0)
+        if held > _LONG_TRANSACTION:
+            told = f"a transaction has kept dead rows from being removed for {length(timedelta(seconds=held))}"
+            yield Finding("horizon", "warn", told, "end it; the server's log names its session")
+        elif not found.get("tocsin_pg_sees_all_sessions", 1):
+            told = "long transactions of other database users would not be noticed: their sessions are not shown to us"
+            yield Finding("horizon", "warn", told, "as an administrator: grant pg_read_all_stats to tocsin_engine")
+        else:
+            yield Finding("horizon", "ok", "no transaction has been open for long")
 
     def _workers(self) -> Iterator[Finding]:
         items, problem = self._items("/v1/workers", limit=500)

@@ -1,14 +1,20 @@
 """`tocsin fleet`: the workers."""
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list
+from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list, progress
 from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, connect, noun, page_size
 from tocsin.cli.text import pairs, relative, when
 
+if TYPE_CHECKING:
+    from tocsin.client import Client
+
 app = noun("See and drain the workers.")
+
+_LOOK_SECONDS = 0.3
 
 WorkerId = Annotated[str, typer.Argument(help="The worker's id.", metavar="WORKER", show_default=False)]
 
@@ -56,7 +62,41 @@ def show(worker: WorkerId, as_json: Json = False) -> None:
 
 
 @app.command()
-def drain(worker: WorkerId, as_json: Json = False) -> None:
-    """Give a worker no more runs; it ends when those it has are done."""
+def drain(
+    workers: Annotated[
+        list[str] | None, typer.Argument(help="Ids of workers.", metavar="[WORKER]...", show_default=False)
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All workers.")] = False,
+    pool: Annotated[str | None, typer.Option(help="All workers of a pool.", metavar="NAME")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when they are gone.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Give workers no more runs; each ends when those it has are done, or are killed at the end of its grace."""
+    if sum((bool(workers), everyone, pool is not None)) != 1:
+        raise typer.BadParameter("name the workers, or say --all, or --pool NAME")
     with connect() as client:
-        print_done(client.drain_worker(worker), f"draining {worker}", as_json)
+        chosen = workers or [
+            w["id"] for w in client.list_workers() if w["state"] != "gone" and pool in (None, w["pool"])
+        ]
+        told = [client.drain_worker(worker) for worker in chosen]
+        if wait:
+            told = _until_gone(client, chosen)
+    verb = "drained" if wait else "draining"
+    if workers and len(told) == 1:
+        print_done(told[0], f"{verb} {workers[0]}", as_json)
+    else:
+        print_done({"items": told}, f"{verb} {len(told)} worker{'' if len(told) == 1 else 's'}", as_json)
+
+
+def _until_gone(client: "Client", workers: list[str]) -> list[Document]:
+    """Their documents, once they have left or were lost."""
+    gone: dict[str, Document] = {}
+    with progress(len(workers), "draining", step=0) as advance:
+        while True:
+            for worker in workers:
+                if worker not in gone and (found := client.get_worker(worker))["state"] == "gone":
+                    gone[worker] = found
+                    advance(1)
+            if len(gone) == len(workers):
+                return list(gone.values())
+            time.sleep(_LOOK_SECONDS)

@@ -29,6 +29,7 @@ class Share(NamedTuple):
     tenant_id: int
     most: int
     floor: datetime
+    due_floor: datetime = THE_BEGINNING  # of what is staged
 
 
 class Taken(NamedTuple):
@@ -51,7 +52,7 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> T
     workers, whose = _seats(slots)
     sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
-        rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 4))
+        rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 5))
     received = time.monotonic()
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
@@ -173,7 +174,7 @@ async def take_ahead(db: Database, shares: Sequence[Share], slots: Sequence[str]
     """Claim runs that fall due within `lead` and that nothing can block any more, for slots nobody else wants."""
     sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
-        rows = await db.fetch("vital", SQL["take_ahead"], *_seats(slots), *columns(shares, 4)[:3], lead)
+        rows = await db.fetch("vital", SQL["take_ahead"], *_seats(slots), *columns(shares, 5)[:3], lead)
     received = time.monotonic()
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
@@ -184,9 +185,12 @@ async def take_ahead(db: Database, shares: Sequence[Share], slots: Sequence[str]
     return Ahead(going, until, {(row["lane_id"], row["tenant_id"]): row["ready_at"] for row in left})
 
 
-async def promote(db: Database, places: Sequence[tuple[int, int]], most: int) -> int:
-    """staged (due) → ready in these (lane, tenant) places, at most `most` in each."""
-    return len(await db.fetch("vital", SQL["promote"], *columns(places, 2), most))
+async def promote(
+    db: Database, places: Sequence[tuple[int, int]], most: int, floors: Sequence[datetime] | None = None
+) -> int:
+    """staged (due) → ready in these (lane, tenant) places, at most `most` in each; from the floor of each, if given."""
+    floors = [THE_BEGINNING] * len(places) if floors is None else list(floors)
+    return len(await db.fetch("vital", SQL["promote"], *columns(places, 2), floors, most))
 
 
 class Head(NamedTuple):
@@ -201,6 +205,11 @@ class Head(NamedTuple):
 async def heads(db: Database, lanes: Sequence[int]) -> list[Head]:
     """Who has something to claim in these lanes."""
     return [Head(*row) for row in await db.fetch("vital", SQL["heads"], list(lanes))]
+
+
+async def heads_from(db: Database, places: Sequence[tuple[int, int, datetime, datetime]]) -> list[Head]:
+    """The same of known (lane, tenant) places alone, from their floors of what is ready and what is staged."""
+    return [Head(*row) for row in await db.fetch("vital", SQL["heads_from"], *columns(places, 4))]
 
 
 async def weights(db: Database) -> dict[int, int]:

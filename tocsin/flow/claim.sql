@@ -31,12 +31,13 @@ living as materialized (
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
 -- (→ waiting) or ended (→ skipped). Rows under an exact limit are only named: they need the limit's lock first.
---   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares  $6 floors
+--   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares
+--   $6 floors of what is ready  $7 floors of what is staged
 -- :include slots
 want as (
     select *
-      from unnest($3::int[], $4::int[], $5::int[], $6::timestamptz[]) with ordinality
-           as w(lane_id, tenant_id, share, floor, turn)
+      from unnest($3::int[], $4::int[], $5::int[], $6::timestamptz[], $7::timestamptz[]) with ordinality
+           as w(lane_id, tenant_id, share, floor, due_floor, turn)
 ),
 ready as materialized (
     select w.turn, w.lane_id, r.*
@@ -59,7 +60,7 @@ due as materialized (
                    r.key_id
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
-               and r.ready_at <= now()
+               and r.ready_at >= w.due_floor and r.ready_at <= now()
                -- A first attempt of an occurrence found this late is a misfire: the sweep decides.
                and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
              order by r.ready_at
@@ -253,7 +254,7 @@ select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, now() + $6::interval,
 -- :name promote
 -- staged (due) → ready: where more is due than can start, order and fairness rule, so it enters the ordered index.
 with want as (
-    select * from unnest($1::int[], $2::int[]) as w(lane_id, tenant_id)
+    select * from unnest($1::int[], $2::int[], $3::timestamptz[]) as w(lane_id, tenant_id, due_floor)
 ),
 chosen as materialized (
     select r.place
@@ -262,10 +263,10 @@ chosen as materialized (
             select r.ctid as place
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
-               and r.ready_at <= now()
+               and r.ready_at >= w.due_floor and r.ready_at <= now()
                and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
              order by r.ready_at
-             limit $3
+             limit $4
                for update skip locked) r
 )
 update runs r
@@ -310,6 +311,27 @@ staged as (
 select lane_id, tenant_id, order_key as head, null::timestamptz as due from ready
 union all
 select lane_id, tenant_id, null, ready_at from staged
+
+-- :name heads_from
+-- The same of places that are known, from where their live entries begin.
+--   $1 lanes  $2 tenants  $3 floors of what is ready  $4 floors of what is staged
+with known as (
+    select *
+      from unnest($1::int[], $2::int[], $3::timestamptz[], $4::timestamptz[]) as k(lane_id, tenant_id, floor, due_floor)
+)
+select k.lane_id, k.tenant_id, h.order_key as head, null::timestamptz as due
+  from known k
+ cross join lateral (
+        select r.order_key from runs r
+         where r.lane_id = k.lane_id and r.tenant_id = k.tenant_id and r.state = 'ready' and r.order_key >= k.floor
+         order by r.order_key limit 1) h
+union all
+select k.lane_id, k.tenant_id, null, h.ready_at
+  from known k
+ cross join lateral (
+        select r.ready_at from runs r
+         where r.lane_id = k.lane_id and r.tenant_id = k.tenant_id and r.state = 'staged' and r.ready_at >= k.due_floor
+         order by r.ready_at limit 1) h
 
 -- :name weights
 select id, weight from tenants

@@ -25,6 +25,7 @@ from tocsin.flow.shared.transitions import (
     hints,
     lock_limits,
     note_missed,
+    passed,
     release,
     retract,
     stage,
@@ -188,12 +189,14 @@ async def _retract(
 ) -> datetime | None:
     """Un-make what nobody holds; answers where the cursor belongs now.
 
-    What was due already is counted at once: a cursor set back to it would also stand before occurrences that were
-    claimed or recorded meanwhile, and they would be counted again."""
+    What was due already is counted at once, and so is what stands before an occurrence that was claimed or has ended
+    ahead of its instant: a cursor set back to it would stand before those, too, and they would be owed again."""
     key = Key(who.tenant_id, job_id)
     gone = await retract(connection, key)
-    due = [] if job["once"] else [at for at in gone if at <= job["now"]]
-    if due:
-        await note_missed(connection, counted(key, job["now"], [Missed("skipped_paused", len(due), due[0], due[-1])]))
+    clock = await passed(connection, key, job["now"])
+    over = [] if job["once"] else [at for at in gone if at <= clock["after"]]
+    if over:
+        missed = Missed("skipped_paused", len(over), over[0], over[-1])
+        await note_missed(connection, counted(key, clock["now"], [missed]))
     cursor = trigger["next_fire_at"] if trigger is not None else None
-    return min((at for at in (*gone[len(due) :][:1], cursor) if at is not None), default=None)
+    return min((at for at in (*gone[len(over) :][:1], cursor) if at is not None), default=None)

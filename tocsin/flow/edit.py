@@ -35,6 +35,7 @@ from tocsin.flow.shared.transitions import (
     hints,
     lock_limits,
     note_missed,
+    passed,
     release,
     retract,
     stage,
@@ -186,7 +187,7 @@ async def _change(
     await lock_limits(connection, [this.key])
     gone = await retract(connection, this.key)
     this = this._replace(counted=(await triggers.read_counts(connection, [this.key])).get(this.key))
-    clock = await connection.fetchrow(SQL["after"], *this.key)
+    clock = await passed(connection, this.key, now)
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
     version = await _store(this, text, lane_id, clock)

@@ -17,13 +17,6 @@ select id::text as id, state, version, name, spec, max_concurrency, tenant_id,
 -- As PostgreSQL writes them: 1 is not 1.0 and not true, but neither the order of keys nor blanks matter.
 select $1::jsonb::text = $2::jsonb::text
 
--- :name after
--- Behind this instant the new schedule begins: now (read after the locks, which may have taken their time), or the
--- last occurrence that somebody holds; all that are left are held or were, after `retract`.
-select statement_timestamp() as now, greatest(statement_timestamp(), max(r.scheduled_for)) as after
-  from runs r
- where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'
-
 -- :name keep_version
 -- $3 up to when its schedule owed, $4 after when the new one does; null if both owe the same.
 insert into job_versions (tenant_id, job_id, version, spec, anchor, owed_until, successor_after)

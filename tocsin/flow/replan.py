@@ -13,7 +13,7 @@ import msgspec
 
 from tocsin.flow.shared import calendars, triggers
 from tocsin.flow.shared.calendars import Use
-from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, retract, stage
+from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, passed, retract, stage
 from tocsin.model.calendars import Calendar
 from tocsin.model.ids import new_ids
 from tocsin.model.job import Schedule
@@ -72,7 +72,7 @@ async def _move(connection: Connection, key: Key, job: Row, schedule: Schedule, 
     seed, paused = seed_of(job["tenant"], job["name"], key.id), job["state"] == "paused"
     trigger = await triggers.lock(connection, key)
     gone = await retract(connection, key)
-    clock = await connection.fetchrow(SQL["after"], *key)
+    clock = await passed(connection, key, job["now"])
     count = (await triggers.read_counts(connection, [key])).get(key)
     due = [at for at in gone if at <= clock["now"]]
     following = timetable(schedule, job["anchor"], seed, calendar).next_after(clock["after"])

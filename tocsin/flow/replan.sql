@@ -35,17 +35,12 @@ select j.tenant_id, j.id::text as job_id
  limit $1
 
 -- :name lock_job
-select j.state, j.once, j.name, j.schedule, coalesce(j.anchored_at, j.created_at) as anchor, n.slug as tenant
+select j.state, j.once, j.name, j.schedule, coalesce(j.anchored_at, j.created_at) as anchor, n.slug as tenant,
+       now() as now
   from jobs j
  cross join lateral (select * from tenants n where n.id = j.tenant_id limit 1) n
  where j.tenant_id = $1 and j.id = $2
    for no key update of j
-
--- :name after
--- Behind this instant the other rules count: now, or the last occurrence that somebody holds.
-select statement_timestamp() as now, greatest(statement_timestamp(), max(r.scheduled_for)) as after
-  from runs r
- where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'
 
 -- :name set_zone_rules
 update jobs set zone_rules = $3 where tenant_id = $1 and id = $2

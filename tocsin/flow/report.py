@@ -266,12 +266,6 @@ async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
     return Reported(accepted, hints([row for row in rows if row["ready_at"] is not None]) + hints(freed))
 
 
-async def given_back(db: Database, returned: Sequence[Returned]) -> set[RunKey]:
-    """Which of these were handed back already, and nobody has had them since: a repeat is answered as before."""
-    rows = await db.fetch("vital", SQL["given_back"], *columns([(r.run_id, r.fence) for r in returned], 2))
-    return {(row["id"], row["fence"]) for row in rows}
-
-
 async def claims_after(db: Database, worker_id: str, last_claim: int, heard: datetime | None = None) -> list[Returned]:
     """Runs of claims whose answer never reached this worker, which it proves by asking again without them; of those
     made before `heard`, if it says what it had heard of when it asked."""

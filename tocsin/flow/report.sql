@@ -156,20 +156,6 @@ select id::text as id, fence, tenant_id, lane_id, ready_at, order_key, null::tex
 union all
 select id::text, fence, tenant_id, lane_id, null, null, job_id::text, key_id::text from ended
 
--- :name given_back
--- Which of these keys name runs that nobody holds: the fence is still theirs, so they were handed back, or ended as it.
-select i.id::text as id, i.fence
-  from unnest($1::uuid[], $2::bigint[]) as i(id, fence)
- cross join tenants t  -- a worker does not say whose run it is; this is rare
- cross join lateral (
-        select r.fence from runs r
-         where (r.tenant_id, r.id) between (t.id, i.id) and (t.id, i.id) and r.state not in ('running', 'stopping')
-        union all
-        select h.fence from history h
-         where h.tenant_id = t.id and h.run_id = i.id and h.final and h.outcome is null
-         limit 1) f
- where f.fence = i.fence
-
 -- :name claims_after
 -- What a living worker was given after the last claim it knows of: its answer was lost.
 select r.id::text as id, r.fence

@@ -2,7 +2,8 @@
 
 It remembers, per (lane, tenant), whether something may be claimable and where live index entries begin (the floor),
 so that a claim starts at live rows however many dead ones a held snapshot keeps in front of them. Hints keep the
-memory fresh; a scan from the very beginning, now and then, is the safety net, and polling alone stays correct.
+memory fresh; a scan from the very beginning is the safety net, made as often as it is cheap, and polling alone stays
+correct.
 
 It also remembers the next instant at which something staged falls due. Slots that nothing due wants are given to such
 runs a moment ahead of their instant, and the worker starts them on the dot.
@@ -24,12 +25,14 @@ from tocsin.flow.fleet import Worker
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.transitions import Hint, Key
 from tocsin.model.fairness import VirtualTime, allot
-from tocsin.node.loop import Loop
+from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database, Row
 
 _HUNGRY_SCAN = 0.25  # seconds between scans while workers wait for something to do
 _BUSY_SCAN = 2.0
+_STRAGGLERS = timedelta(seconds=60)  # longer than any transaction: what it stages was to come when it began
 _LOOK_BACK = timedelta(seconds=15)  # the head start of the highest priority, and 5 s for what was inserted out of order
+THE_END = datetime.max.replace(tzinfo=THE_BEGINNING.tzinfo)
 _MOST_PER_CLAIM = 1000
 _PROMOTE = 1000
 _Claimed = TypeVar("_Claimed", claim.Taken, claim.Ahead)
@@ -63,6 +66,7 @@ class Place:
     """A tenant's queue in one lane, as far as this node knows."""
 
     floor: datetime = THE_BEGINNING
+    due_floor: datetime = THE_BEGINNING  # the same of what is staged
     may_have: bool = False
     next_due: datetime | None = None
     ahead_until: datetime = THE_BEGINNING  # what falls due by then and could be handed out ahead has been
@@ -87,7 +91,9 @@ class Dispatcher(Loop):
     _weights: dict[int, int] = field(default_factory=dict)
     _served: dict[frozenset[int], float] = field(default_factory=dict)
     _scanned: float = 0.0
-    _looked_back: float = 0.0
+    _everywhere: bool = False
+    _full_scans: Pace = field(default_factory=Pace)
+    _looks_back: Pace = field(default_factory=Pace)
     _lanes_known: int = 0
     _opens: dict[Key, datetime] = field(default_factory=dict)  # when rates let the next one through
     on_replace: Callable[[], None] = lambda: None  # something waits for what it is to replace
@@ -134,6 +140,7 @@ class Dispatcher(Loop):
             if hint.ready_at <= now:
                 place.may_have = True
                 continue
+            place.due_floor = min(place.due_floor, hint.ready_at)
             if place.next_due is None or hint.ready_at < place.next_due:
                 place.next_due = hint.ready_at
             if hint.ready_at <= place.ahead_until:
@@ -142,7 +149,7 @@ class Dispatcher(Loop):
 
     def rescan(self) -> None:
         """Something became claimable somewhere."""
-        self._scanned = 0.0
+        self._scanned, self._everywhere = 0.0, True
         self.wake()
 
     def served_lanes(self) -> set[int]:
@@ -225,10 +232,21 @@ class Dispatcher(Loop):
         shares = self._shares(places, len(slots), polls[0].worker.pool) if slots else []
         if not shares:
             return False
-        look_back = self._look_back()
-        shares = [s._replace(floor=min(places[s.lane_id, s.tenant_id], look_back)) for s in shares]
+        looks_back = self._looks_back.due(_HUNGRY_SCAN)
+        if looks_back:
+            self._looks_back.begin()
+        earliest = self.db.clock.now() - _LOOK_BACK if looks_back else THE_END
+        shares = [
+            s._replace(
+                floor=min(places[s.lane_id, s.tenant_id], earliest),
+                due_floor=self._places[s.lane_id, s.tenant_id].due_floor,
+            )
+            for s in shares
+        ]
         hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
         taken = await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
+        if looks_back:
+            self._looks_back.end()
         self._learn(shares, hints, taken)
         self._opens |= taken.opens
         if taken.replaces:
@@ -288,13 +306,6 @@ class Dispatcher(Loop):
         shares = allot(slots, self._times[pool].of(first), self._weights)
         return [Share(first[tenant][1], tenant, most, THE_BEGINNING) for tenant, most in shares.items()]
 
-    def _look_back(self) -> datetime:
-        """Every quarter second one claim starts a little earlier than the floors say."""
-        if time.monotonic() - self._looked_back < _HUNGRY_SCAN:
-            return datetime.max.replace(tzinfo=THE_BEGINNING.tzinfo)
-        self._looked_back = time.monotonic()
-        return self.db.clock.now() - _LOOK_BACK
-
     def _learn(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Taken) -> None:
         """What a claim says of its places, unless a hint came while it was under way: that knows of younger runs."""
         last: dict[tuple[int, int], datetime] = {}
@@ -327,31 +338,50 @@ class Dispatcher(Loop):
             self._times[pool].charge(tenant, count, self._weights.get(tenant, 1))
 
     async def _scan(self) -> None:
-        """Look from the very beginning who has something, and put what is due but cannot start in order."""
+        """Look who has something, and put what is due but cannot start in order."""
         lanes = self.served_lanes()
         self._scanned = time.monotonic()
         if not lanes:
             return
         self._weights = await claim.weights(self.db)
-        heads = await claim.heads(self.db, sorted(lanes))
+        heads = await self._heads(lanes)
         now = self.db.clock.now()
-        seen = set()
         for head in heads:
-            key = head.lane_id, head.tenant_id
-            place = self._places[key]
-            seen.add(key)
+            place = self._places[head.lane_id, head.tenant_id]
             if head.head is not None:
                 place.floor, place.may_have = head.head, True
             elif head.due is not None and head.due <= now:
                 place.may_have = True
             elif head.due is not None:
                 place.next_due = head.due
-        for key in self._places.keys() - seen:
-            if key[0] in lanes and self._places[key].next_due is None and not self._places[key].may_have:
-                del self._places[key]
-        crowded = [(h.lane_id, h.tenant_id) for h in heads if h.due is not None and h.due <= now]
+        crowded = {(h.lane_id, h.tenant_id): h.due for h in heads if h.due is not None and h.due <= now}
         if crowded and not self.polls:
-            await claim.promote(self.db, crowded, _PROMOTE)
+            await claim.promote(self.db, list(crowded), _PROMOTE, list(crowded.values()))
+
+    async def _heads(self, lanes: set[int]) -> list[claim.Head]:
+        """Where the live entries begin: from the very beginning, which also finds places that nobody has told of, or,
+        if that has become too dear to be done each time, from the known floors."""
+        began = self.db.clock.now()
+        known = {key: place for key, place in self._places.items() if key[0] in lanes}
+        hints = {key: place.hints for key, place in known.items()}
+        if self._full_scans.due(0.0 if self._everywhere else _HUNGRY_SCAN):
+            self._full_scans.begin()
+            self._everywhere = False
+            heads = await claim.heads(self.db, sorted(lanes))
+            self._full_scans.end()
+            self._forget_empty(known, {(head.lane_id, head.tenant_id) for head in heads})
+        else:
+            heads = await claim.heads_from(self.db, [(*key, p.floor, p.due_floor) for key, p in known.items()])
+        staged = {(head.lane_id, head.tenant_id): head.due for head in heads if head.due is not None}
+        for key, place in known.items():
+            if place.hints == hints[key]:
+                place.due_floor = min(staged.get(key, THE_END), began - _STRAGGLERS)
+        return heads
+
+    def _forget_empty(self, known: dict[tuple[int, int], Place], seen: set[tuple[int, int]]) -> None:
+        for key in known.keys() - seen:
+            if known[key].next_due is None and not known[key].may_have:
+                self._places.pop(key, None)
         for times in self._times.values():
             times.forget_idle({tenant for _, tenant in seen})
 

@@ -17,7 +17,7 @@ from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import NotFound
 from tocsin.flow import fleet, logs
 from tocsin.flow.keys import RunTokens
-from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, given_back, held, report
+from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.model.access import Identity
@@ -46,6 +46,7 @@ _LONGEST_WAIT = 60.0
 _MOST_SLOTS = 10_000
 _MOST_ENDINGS = 20
 _MOST_PLAIN = 200_000
+_MOST_GIVEN_BACK = 1_000
 
 
 @dataclass
@@ -61,6 +62,16 @@ class Session:
     orders: list[StopOrder] = field(default_factory=list)
     poll: Poll | None = None
     listening: asyncio.Future[None] | None = None
+    given_back: dict[RunKey, None] = field(default_factory=dict)  # the latest, because nothing else keeps them
+
+    def recall(self, back: Sequence[Returned]) -> set[RunKey]:
+        """Which of these it handed back before: a repeat is answered as it was then."""
+        return {(r.run_id, r.fence) for r in back} & self.given_back.keys()
+
+    def remember(self, keys: set[RunKey]) -> None:
+        self.given_back.update(dict.fromkeys(keys))
+        while len(self.given_back) > _MOST_GIVEN_BACK:
+            del self.given_back[next(iter(self.given_back))]
 
 
 class Gateway:
@@ -158,9 +169,9 @@ class Gateway:
             accepted |= await self._reports.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
         if body.returned:
             back = [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
-            accepted |= await self._give_back(back)
-            if missed := [r for r in back if (r.run_id, r.fence) not in accepted]:
-                accepted |= await given_back(self._db, missed)
+            given = await self._give_back(back)
+            accepted |= given | session.recall(back)
+            session.remember(given)
         if body.running is not None:
             await self._compare(session, body)
         if body.leaving:

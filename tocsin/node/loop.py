@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from abc import ABC, abstractmethod
 
 from tocsin.telemetry import LOOP_ERRORS, get_logger
@@ -71,6 +72,27 @@ class Loop(ABC):
         log.warning("turn failed", loop=self.name, error=f"{type(error).__name__}: {error}", failures=self._failures)
         longest = min(_LONGEST_BACKOFF, 2 * _SHORTEST_BACKOFF * 2 ** min(self._failures, 10))
         return random.uniform(_SHORTEST_BACKOFF, longest)
+
+
+class Pace:
+    """How often to do what grows dearer with all that a held snapshot leaves lying in the way: as often as is wanted,
+    but never for more than a twentieth of the time, unless it has not been done for long."""
+
+    SHARE, LONGEST = 0.05, 30.0
+
+    def __init__(self) -> None:
+        self._begun = self._done = float("-inf")
+
+    def due(self, every: float) -> bool:
+        """Whether to do it now, if it is wanted every so many seconds."""
+        rest = (self._done - self._begun) / self.SHARE if self._done > self._begun else 0.0
+        return time.monotonic() >= self._begun + max(every, min(rest, self.LONGEST))
+
+    def begin(self) -> None:
+        self._begun = self._done = time.monotonic()
+
+    def end(self) -> None:
+        self._done = time.monotonic()
 
 
 def _is_meant_for_us(error: BaseException) -> bool:

@@ -11,8 +11,9 @@ from tocsin.flow import events, fleet, partitions, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
-from tocsin.node.loop import Loop
+from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database
+from tocsin.store.horizon import Horizon
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
@@ -54,10 +55,14 @@ class Sweeper(Loop):
         self._db = db
         self._tell = tell
         self._served_lanes = served_lanes
+        self._late = Pace()
 
     async def run_once(self) -> float:
         woken = await sweep.expire(self._db)
-        woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
+        if self._late.due(1.0):
+            self._late.begin()
+            woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
+            self._late.end()
         woken += await sweep.release_waiting(self._db)
         replaced = await sweep.replace_earlier(self._db)
         if woken or replaced.hints or replaced.stops:
@@ -95,13 +100,19 @@ class Caretaker(Loop):
         self._past: int | None = None
         self._turn = 0
         self._skewed = False
+        self._horizon = Horizon(db)
+        self._counts = Pace()
 
     async def run_once(self) -> float:
         await self._db.look_around()
         await self._show_life()
         await self._db.read_clock()
         self._look_at_clocks()
-        await sweep.measure(self._db)
+        await self._horizon.watch()
+        if self._counts.due(0.0):
+            self._counts.begin()
+            await sweep.measure(self._db)
+            self._counts.end()
         await fleet.measure(self._db)
         if self._turn % 12 == 0:
             await events.tidy(self._db)

@@ -23,6 +23,7 @@ begin
             execute format('grant %I to tocsin', r);
         end if;
     end loop;
+    grant pg_read_all_stats to tocsin_engine;  -- to name a session that keeps dead rows from being removed
 end $$;
 
 alter role tocsin login nosuperuser nobypassrls nocreaterole nocreatedb noreplication password :'password';

@@ -234,8 +234,12 @@ async def is_current(db: Database) -> bool:
 
 
 async def refuse_newer(db: Database) -> None:
-    """Stop a server whose program is older than the schema allows."""
-    if await schema_state(db) == "new":
+    """Stop a server whose program is older than the schema allows, or that has no schema to work on."""
+    try:
+        state = await schema_state(db)
+    except asyncpg.UndefinedTableError:
+        raise SetupError("the database has no schema of Tocsin yet: run `tocsin migrate`") from None
+    if state == "new":
         raise SetupError(
             "the database's schema has left this release of Tocsin behind: what it needs was taken away by a newer one "
             "(`tocsin migrate --status` lists it); install the newer release here"

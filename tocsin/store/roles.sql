@@ -16,6 +16,15 @@ begin
             execute format('grant %I to %I', r, session_user);
         end if;
     end loop;
+    -- To name the session that keeps dead rows from being removed; where this login may not grant it, an administrator
+    -- may, or that session stays unnamed (`tocsin doctor` says so).
+    if not pg_has_role('tocsin_engine', 'pg_read_all_stats', 'usage') then
+        begin
+            grant pg_read_all_stats to tocsin_engine;
+        exception when insufficient_privilege then
+            null;
+        end;
+    end if;
     if not has_database_privilege('tocsin_owner', current_database(), 'create') then
         execute format('grant create on database %I to tocsin_owner', current_database());
     end if;

@@ -7,6 +7,8 @@ the agent, and it holds a pipe that closes when the agent dies. Standard library
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import select
@@ -15,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 from tocsin.worker import proctree
 
@@ -48,7 +51,9 @@ class Guard:
 
     def lease_until(self, deadline: float) -> None:
         """The runs are ours until this `boottime` instant; 0: there is nothing to guard."""
-        _CELL.pack_into(self._cell, 0, deadline)
+        # What is started from here on must not be hit by a blow that was meant for what was before.
+        with contextlib.nullcontext() if deadline else _alone(self._fd):
+            _CELL.pack_into(self._cell, 0, deadline)
         if self._process.poll() is not None:
             self._family.children.discard(self._process.pid)
             os.close(self._pipe)
@@ -58,6 +63,21 @@ class Guard:
         """Let it look for leftovers and go."""
         os.close(self._pipe)
         self._process.wait()
+
+
+def _is_over(cell: mmap.mmap) -> bool:
+    (deadline,) = _CELL.unpack_from(cell)
+    return bool(deadline) and time.clock_gettime(time.CLOCK_BOOTTIME) > deadline + _AFTER_THE_AGENT
+
+
+@contextlib.contextmanager
+def _alone(fd: int) -> Iterator[None]:
+    """One of the two processes at a time."""
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
 
 
 def _words(tree: proctree.Tree) -> list[str]:
@@ -74,9 +94,10 @@ def watch(tree: proctree.Tree, lease_fd: int, pipe: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     cell = mmap.mmap(lease_fd, _CELL.size, prot=mmap.PROT_READ)
     while not select.select([pipe], [], [], _LOOK_EVERY)[0]:
-        (deadline,) = _CELL.unpack_from(cell)
-        if deadline and time.clock_gettime(time.CLOCK_BOOTTIME) > deadline + _AFTER_THE_AGENT:
-            proctree.kill_once(tree)
+        if _is_over(cell):
+            with _alone(lease_fd):
+                if _is_over(cell):
+                    proctree.kill_once(tree)
     # The agent is gone, and its id may be somebody else's.
     tree, quiet = tree._replace(under=0), 0
     for _ in range(500):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from tocsin.model.ids import new_id
+from tocsin.model.ids import lowest_id, new_id
 from tocsin.model.misfire import Missed as Stretch
 from tocsin.store.db import Connection, Row, Sql, columns
 
@@ -92,6 +92,13 @@ async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
 async def retract(connection: Connection, job: Key) -> list[datetime]:
     """staged | ready | waiting → never made: a job's occurrences that nobody holds. Lock the trigger first."""
     return await connection.fetchval(SQL["retract"], *job)  # type: ignore[no-any-return]
+
+
+async def passed(connection: Connection, job: Key, began: datetime) -> Row:
+    """`now`, and `after`: up to when occurrences are due, were claimed, or have ended (a run may be cancelled ahead of
+    its instant). No cursor is set to before that, or they would be owed again. Comes after `retract`, in a transaction
+    that began at `began`."""
+    return await connection.fetchrow(SQL["passed"], *job, lowest_id(began))
 
 
 def counted(job: Key, now: datetime, stretches: Iterable[Stretch]) -> list[Missed]:

@@ -21,31 +21,33 @@ select l.tenant_id, l.key
         select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1 for no key update) l
 
 -- :name stage
--- → staged | ready. The one statement that makes a run. ready_at is never in the past.
+-- → staged | ready. The one statement that makes a run. ready_at is never in the past. Runs made together stand in the
+-- order in which they were asked for, a microsecond apart: a claim can then begin exactly where live ones begin.
 with made as (
-insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
-                  order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id)
-select j.tenant_id, n.id, j.id, j.version, j.lane_id,
-       case when t.ready_at > now() then 'staged' else 'ready' end,
-       n.trigger, t.priority, t.scheduled_for, t.ready_at,
-       t.ready_at - (t.priority - 500) * p.head_start,
-       t.ready_at + j.start_deadline,
-       j.max_attempts, j.overlap,
-       j.max_concurrency is not null or j.key_id is not null or j.rate_gap is not null,
-       j.once and n.trigger = 'schedule',
-       n.args, j.tags, n.origin_run_id, coalesce(n.key_id, j.key_id)
-  from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
-              $9::timestamptz[], $10::uuid[])
-       as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at, key_id)
- cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
-  join lanes l on l.id = j.lane_id
-  join pools p on p.name = l.pool
- cross join lateral (
-        select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, n.ready_at, now()) as ready_at,
-               coalesce(n.priority, j.priority) as priority) t
- where j.state in ('active', 'paused') or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
-    on conflict do nothing
-returning tenant_id, id, job_id, lane_id, state, ready_at, order_key, key_id
+    insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
+                      order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id)
+    select j.tenant_id, n.id, j.id, j.version, j.lane_id,
+           case when t.ready_at > now() then 'staged' else 'ready' end,
+           n.trigger, t.priority, t.scheduled_for, t.ready_at,
+           t.ready_at - (t.priority - 500) * p.head_start + (n.place - 1) * interval '1 microsecond',
+           t.ready_at + j.start_deadline,
+           j.max_attempts, j.overlap,
+           j.max_concurrency is not null or j.key_id is not null or j.rate_gap is not null,
+           j.once and n.trigger = 'schedule',
+           n.args, j.tags, n.origin_run_id, coalesce(n.key_id, j.key_id)
+      from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
+                  $9::timestamptz[], $10::uuid[])
+           with ordinality as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at,
+                                key_id, place)
+     cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
+      join lanes l on l.id = j.lane_id
+      join pools p on p.name = l.pool
+     cross join lateral (
+            select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, n.ready_at, now()) as ready_at,
+                   coalesce(n.priority, j.priority) as priority) t
+     where j.state in ('active', 'paused') or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
+        on conflict do nothing
+    returning tenant_id, id, job_id, lane_id, state, ready_at, order_key, key_id
 ),
 keys as (
     select m.tenant_id, m.key_id, max(j.key_max) as max
@@ -84,6 +86,18 @@ given_back as (
 )
 select coalesce(array_agg(scheduled_for order by scheduled_for), '{}') as instants from gone
 
+-- :name passed
+-- Now (read after the locks, which may have taken their time), and up to when a job's occurrences are due or, though
+-- they are not, were claimed or have ended; after `retract` all that are left are held or were. $3: the lowest id of now,
+-- for one that was staged ahead and has ended has an id of its instant.
+select statement_timestamp() as now,
+       greatest(statement_timestamp(),
+                (select max(r.scheduled_for) from runs r
+                  where r.tenant_id = $1 and r.job_id = $2 and r.trigger = 'schedule'),
+                (select max(h.scheduled_for) from history h
+                  where h.tenant_id = $1 and h.job_id = $2 and h.run_id >= $3 and h.trigger = 'schedule' and h.final))
+           as after
+
 -- :name note_missed
 -- Occurrences that get no run: one counted row with the reason, never silence.
 insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, reason, count, fence, trigger,
@@ -95,7 +109,8 @@ select j.tenant_id, m.id, 1, j.id, j.version, true, 'skipped', m.reason, m.count
  cross join lateral (select * from jobs j where j.tenant_id = m.tenant_id and j.id = m.job_id limit 1) j
 
 -- :name complete_jobs
--- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already.
+-- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already. What held a
+-- paused one goes with it: nobody can resume a completed job, and a retry of its run is to run.
 completed as (
     update jobs j
        set state = 'completed', ended_at = now(), updated_at = now()
@@ -103,6 +118,13 @@ completed as (
      cross join lateral (
             select f.ctid as place, f.state from jobs f where f.tenant_id = e.tenant_id and f.id = e.job_id limit 1) f
      where e.once and f.state in ('active', 'paused') and j.ctid = f.place
+),
+unheld as (
+    delete from holds h
+     using ended e
+     cross join lateral (
+            select f.ctid as place from holds f where f.tenant_id = e.tenant_id and f.job_id = e.job_id limit 1) f
+     where e.once and h.ctid = f.place
 )
 
 -- :name record_ended
@@ -217,7 +239,7 @@ chosen as materialized (
             select w.tenant_id, w.id
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'limit'
-             order by w.order_key
+             order by w.order_key, w.id
              limit least(greatest(f.free, 0), 1000)) r
     union
     select r.tenant_id, r.id
@@ -233,7 +255,7 @@ chosen as materialized (
             select w.tenant_id, w.id
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate'
-             order by w.order_key
+             order by w.order_key, w.id
              -- A rate that an edit took away holds nobody.
              limit least(greatest(floor(coalesce(rate.room, 1000) + 1e-9), 0), 1000)) r
     union
@@ -243,7 +265,7 @@ chosen as materialized (
             select w.tenant_id, w.id
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'overlap'
-             order by w.order_key
+             order by w.order_key, w.id
              limit 1) r
 ),
 locked as materialized (

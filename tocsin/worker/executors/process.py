@@ -72,6 +72,7 @@ class ProcessExecutor(Executor):
             return
         self._running[attempt] = process
         self._family.children.add(popen.pid)
+        proctree.yield_to_us(popen.pid)
         task = asyncio.ensure_future(self._supervise(attempt, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -152,6 +152,7 @@ class _Runner:
             self._popen = self._start_process(command, theirs.fileno())
         self._tree = self._tree._replace(root=self._popen.pid)
         family.children.add(self._popen.pid)
+        proctree.yield_to_us(self._popen.pid)
         self._channel = Channel(ours, loop, self._on_frame, self._kill_now)
         self._pidfd = os.pidfd_open(self._popen.pid)
         loop.add_reader(self._pidfd, self._on_exit)

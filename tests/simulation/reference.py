@@ -1,0 +1,665 @@
+"""What each step is to do, written down a second time: plainly, one run after the other, from SEMANTICS.md.
+
+A step of the reference changes `want`, a copy of the book from before. Where the product may choose (which of several
+runs that are equal in order goes first, which of them gets the last slot) the choice is read from `got`, the book that
+the product left behind, and held to the rule that it had to follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Run
+from tocsin.model.job import JobSpec
+from tocsin.wire import encode
+
+LATE = timedelta(seconds=60)
+HEAD_START = timedelta(milliseconds=20)
+LOSS_BUDGET = 3
+LOSS_DELAY = timedelta(seconds=0.5)
+NO_BOUND = 2**31 - 1
+
+
+class End(NamedTuple):
+    """An attempt's end as a worker tells it."""
+
+    worker: str
+    run: str
+    attempt: int
+    fence: int
+    outcome: str
+
+
+class Broken(AssertionError):
+    """The product did what the reference does not allow."""
+
+
+def must(holds: bool, what: str) -> None:
+    if not holds:
+        raise Broken(what)
+
+
+def first_of(rows: Iterable[Run], taken: Iterable[Run], key: Callable[[Run], Any], what: str) -> None:
+    """Those taken stand before all that were left, in the order of `key`."""
+    taken = list(taken)
+    ids = {run.id for run in taken}
+    left = [run for run in rows if run.id not in ids]
+    if taken and left:
+        must(max(map(key, taken)) <= min(map(key, left)), f"{what}: one behind was taken before one in front")
+
+
+def owed(first: datetime, step: timedelta | None, until: datetime) -> list[datetime]:
+    """The instants from a cursor up to and including `until`; without a step there is but one."""
+    out = []
+    while first <= until:
+        out.append(first)
+        if step is None:
+            break
+        first += step
+    return out
+
+
+class Reference:
+    """One step: the book before it, the one that the product left, and the one that it should have left."""
+
+    def __init__(self, before: Book, got: Book, now: datetime, horizon: timedelta) -> None:
+        self.now, self.horizon = now, horizon
+        self.before, self.got = before, got
+        self.want = before.copy()
+
+    # ── what steps are made of ───────────────────────────────────────────────────────────────────────────────────
+
+    def make_run(
+        self,
+        job: Job,
+        trigger: str,
+        scheduled_for: datetime | None,
+        priority: int | None = None,
+        origin: str | None = None,
+        version: int | None = None,
+    ) -> None:
+        """→ staged | ready; an occurrence that lives already is not made twice."""
+        at = scheduled_for or self.now
+        if trigger == "schedule" and any(
+            r.trigger == "schedule" and r.scheduled_for == at for r in self.want.runs_of(job.id)
+        ):
+            return
+        ready_at = max(at, self.now)
+        spec, rank = job.spec, priority if priority is not None else job.spec.priority
+        self.want.new_runs.append(
+            Run(
+                id="",
+                job=job.id,
+                version=version or job.version,
+                state="staged" if ready_at > self.now else "ready",
+                trigger=trigger,
+                priority=rank,
+                scheduled_for=at,
+                ready_at=ready_at,
+                order_key=ready_at - (rank - 500) * HEAD_START,
+                deadline_at=None if spec.start_deadline is None else ready_at + spec.start_deadline.delta,
+                attempt=0,
+                failures=0,
+                losses=0,
+                max_attempts=spec.retry.max_attempts,
+                fence=0,
+                claim_id=None,
+                worker=None,
+                blocked_by=None,
+                blocked_key=None,
+                stop_reason=None,
+                overlap=None if spec.once or spec.overlap == "allow" else spec.overlap,
+                limited=spec.max_concurrency is not None,
+                once=spec.once and trigger == "schedule",
+                origin=origin,
+            )
+        )
+
+    def miss(self, job: Job, reason: str, instants: Sequence[datetime]) -> None:
+        """One counted row for occurrences that get no run."""
+        if instants:
+            self.want.new_rows.append(
+                Ended(
+                    run="",
+                    attempt=1,
+                    job=job.id,
+                    version=job.version,
+                    final=True,
+                    state="skipped",
+                    outcome=None,
+                    reason=reason,
+                    count=len(instants),
+                    fence=0,
+                    trigger="schedule",
+                    priority=job.spec.priority,
+                    failures=0,
+                    losses=0,
+                    first_for=instants[0],
+                    scheduled_for=instants[-1],
+                    worker=None,
+                    origin=None,
+                )
+            )
+
+    def record(self, run: Run, attempt: int, state: str, final: bool, **more: Any) -> None:
+        self.want.history[run.id, attempt] = Ended(
+            run=run.id,
+            attempt=attempt,
+            job=run.job,
+            version=run.version,
+            final=final,
+            state=state,
+            outcome=more.get("outcome"),
+            reason=more.get("reason"),
+            count=1,
+            fence=run.fence,
+            trigger=run.trigger,
+            priority=run.priority,
+            failures=run.failures,
+            losses=run.losses,
+            first_for=None,
+            scheduled_for=run.scheduled_for,
+            worker=more.get("worker"),
+            origin=run.origin,
+        )
+
+    def leave(self, run: Run) -> None:
+        """A run is gone from the live ones; a one-time job has ended with it."""
+        del self.want.runs[run.id]
+        job = self.want.jobs[run.job]
+        if run.once and job.open:
+            job.state, job.ended_at, job.on_hold = "completed", self.now, False
+
+    def end_unheld(self, run: Run, state: str, reason: str) -> None:
+        self.record(run, run.attempt + 1, state, True, reason=reason)
+        self.leave(run)
+
+    def running(self, job_id: str) -> int:
+        return sum(run.limited and run.state in HELD for run in self.want.runs_of(job_id))
+
+    def release(self, job_ids: Iterable[str]) -> None:
+        """waiting → ready: as many as the limit has room for, and the first that waits for an earlier run."""
+        for job_id in set(job_ids):
+            job = self.want.jobs[job_id]
+            room = 1000 if job.limit is None else max(0, job.limit - self.running(job_id))
+            for why, most in (("limit", room), ("overlap", 1)):
+                waiting = [run for run in self.want.runs_of(job_id) if run.blocked_by == why]
+                chosen = [run for run in waiting if self._seen(run).blocked_by != why]
+                must(len(chosen) == min(most, len(waiting)), f"{len(chosen)} of {len(waiting)} released by {why}")
+                first_of(waiting, chosen, lambda run: (run.order_key, run.id), f"release by {why}")
+                for run in chosen:
+                    run.state, run.blocked_by, run.blocked_key = "ready", None, None
+
+    def _seen(self, run: Run) -> Run:
+        found = self.got.runs.get(run.id)
+        must(found is not None, f"run {run.id} is gone")
+        assert found is not None
+        return found
+
+    def audit(self, action: str, target: str) -> None:
+        self.want.audit[action, target] += 1
+
+    # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit_job(self, job_id: str, spec: JobSpec) -> None:
+        schedule = spec.schedule
+        job = Job(job_id, "active", 1, self.now, None, None, False, spec.max_concurrency, None, encode(spec).decode())
+        self.want.jobs[job_id] = job
+        if schedule is None:
+            self.make_run(job, "schedule", None)
+        elif schedule.every is not None:
+            job.cursor = self.now + schedule.every.delta
+        elif schedule.at is not None and max(schedule.at.at, self.now) <= self.now + self.horizon:
+            self.make_run(job, "schedule", schedule.at.at)
+        elif schedule.at is not None:
+            job.cursor = schedule.at.at
+        self.audit("job.create", f"job:{job_id}")
+
+    def submit_runs(self, job_id: str, asked: Sequence[tuple[datetime | None, int | None]]) -> None:
+        job = self.want.jobs[job_id]
+        for at, priority in asked:
+            self.make_run(job, "api", at, priority)
+        self.audit("run.create", f"job:{job_id}")
+
+    # ── plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self) -> None:
+        for job in self.want.jobs.values():
+            if job.cursor is not None and job.cursor <= self.now + self.horizon:
+                self._plan_job(job, job.cursor)
+
+    def _plan_job(self, job: Job, cursor: datetime) -> None:
+        instants = owed(cursor, job.step, self.now + self.horizon)
+        late = [at for at in instants if at < self.now - LATE]
+        staged = instants[len(late) :]
+        rescued = self._rescue(job, late, any(at <= self.now for at in staged))
+        for at in (*rescued, *staged):
+            self.make_run(job, "schedule", at)
+        job.cursor = None if job.step is None else instants[-1] + job.step
+        if job.cursor is None and not rescued and not staged:
+            job.state, job.ended_at = "completed", self.now
+
+    def _rescue(self, job: Job, late: list[datetime], superseded: bool) -> list[datetime]:
+        """Which of the occurrences that are late run all the same; the others are counted."""
+        if not late:
+            return []
+        schedule = job.spec.schedule
+        assert schedule is not None
+        rule = schedule.misfire
+        young = [at for at in late if at >= self.now - rule.window.delta]
+        most = {"latest": 0 if superseded else 1, "all": rule.max, "skip": 0}[rule.policy]
+        rescued = young[max(0, len(young) - most) :] if most else []
+        if rule.policy == "latest":
+            self.miss(job, "misfire_expired", late[: len(late) - len(young)])
+            self.miss(job, "coalesced", young[: len(young) - len(rescued)])
+        else:
+            self.miss(job, "misfire_expired", late[: len(late) - len(rescued)])
+        return rescued
+
+    # ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_due(self, run: Run) -> bool:
+        """Alive for those behind it; what is staged for the future is not."""
+        return run.state != "staged" or run.ready_at <= self.now or run.attempt > 0
+
+    def is_misfire(self, run: Run) -> bool:
+        return (
+            run.state == "staged" and run.trigger == "schedule" and run.attempt == 0 and run.ready_at < self.now - LATE
+        )
+
+    def in_front(self, run: Run) -> list[Run]:
+        """The earlier runs of its job that block an occurrence."""
+        return [e for e in self.before.runs_of(run.job) if e.id < run.id and self.is_due(e)]
+
+    def verdict(self, run: Run) -> str:
+        if self.before.jobs[run.job].on_hold:
+            return "paused"
+        if run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0:
+            return "expired"
+        if run.overlap is None or run.trigger != "schedule" or run.attempt > 0 or not self.in_front(run):
+            return "limited" if run.limited else "go"
+        if run.overlap == "skip":
+            return "skipped_overlap"
+        queued = [e for e in self.in_front(run) if e.trigger == "schedule" and e.attempt == 0 and e.state not in HELD]
+        return "coalesced" if run.overlap == "queue" and any(map(self.in_front, queued)) else "overlap"
+
+    def claim(self, slots: Sequence[str], most: int) -> None:
+        """One tenant's one lane. With fewer than there are, `most` of the first are looked at."""
+        ready = [r for r in self.want.runs.values() if r.state == "ready"]
+        due = [
+            r
+            for r in self.want.runs.values()
+            if r.state == "staged" and r.ready_at <= self.now and not self.is_misfire(r)
+        ]
+        seen = self._looked_at(ready, due, most)
+        verdicts = {run.id: self.verdict(run) for run in seen}
+        living = Counter(slot for slot in slots if self._lives(slot))
+        going = [run for run in seen if verdicts[run.id] == "go"]
+        started = self._start(going, living)
+        for run in seen:
+            match verdicts[run.id]:
+                case "paused" | "overlap" as why:
+                    run.state, run.blocked_by, run.blocked_key = "waiting", why, run.job
+                case "skipped_overlap" | "coalesced" as reason:
+                    self.end_unheld(run, "skipped", reason)
+        limited = [run for run in seen if verdicts[run.id] == "limited"]
+        if limited and started < len(slots):
+            self._claim_limited(limited, living)
+
+    def _looked_at(self, ready: list[Run], due: list[Run], most: int) -> list[Run]:
+        if len(ready) + len(due) <= most:
+            return ready + due
+        ready.sort(key=lambda run: (run.order_key, self._was_left(run)))
+        due.sort(key=lambda run: (run.ready_at, self._was_left(run)))
+        return (ready[:most] + due[: max(0, most - len(ready))])[:most]
+
+    def _was_left(self, run: Run) -> bool:
+        """Of runs that are equal in order those were looked at that were changed."""
+        return self.got.runs.get(run.id) == self.before.runs.get(run.id)
+
+    def _claim_limited(self, runs: list[Run], living: Counter[str]) -> None:
+        fits: list[Run] = []
+        for job_id in {run.job for run in runs}:
+            job = self.want.jobs[job_id]
+            assert job.limit is not None
+            free = max(0, job.limit - self.running(job_id))
+            mine = sorted((r for r in runs if r.job == job_id), key=lambda r: (r.order_key, r.id))
+            fits += mine[:free]
+            for run in mine[free:]:
+                run.state, run.blocked_by, run.blocked_key = "waiting", "limit", job_id
+        self._start(fits, living)
+
+    def _start(self, going: list[Run], living: Counter[str]) -> int:
+        """→ running, one for each slot of a worker that lives; which of them, the product chooses."""
+        chosen = [run for run in going if self._seen(run).state == "running"]
+        must(len(chosen) == min(len(going), living.total()), f"{len(chosen)} of {len(going)} started")
+        for run in chosen:
+            now = self._seen(run)
+            must(now.worker is not None and living[now.worker] > 0, f"{run.id} went to {now.worker}, who has no slot")
+            must(now.fence > run.fence, f"the fence of {run.id} went from {run.fence} to {now.fence}")
+            living[now.worker or ""] -= 1
+            run.state, run.attempt, run.worker = "running", run.attempt + 1, now.worker
+            run.fence, run.claim_id = now.fence, now.claim_id
+        return len(chosen)
+
+    def _lives(self, worker_id: str) -> bool:
+        worker = self.want.workers.get(worker_id)
+        return worker is not None and worker.state != "gone" and worker.lease_until > self.now
+
+    def claim_ahead(self, slots: Sequence[str], lead: timedelta) -> None:
+        near = [
+            r
+            for r in self.want.runs.values()
+            if r.state == "staged" and self.now < r.ready_at <= self.now + lead and not r.limited
+        ]
+        clear = [r for r in near if not self.before.jobs[r.job].on_hold and not self._blocked_by_then(r)]
+        most = len(slots)
+        if len(near) > most:
+            # The first `most` in order, of which those that nothing blocks go.
+            near.sort(key=lambda run: (run.order_key, run.id))
+            ids = {run.id for run in near[:most]}
+            clear = [run for run in clear if run.id in ids]
+        self._start(clear, Counter(slot for slot in slots if self._lives(slot)))
+
+    def _blocked_by_then(self, run: Run) -> bool:
+        """Whether an earlier run will be in its way when it falls due."""
+        if run.overlap is None or run.trigger != "schedule" or run.attempt > 0:
+            return False
+        return any(
+            e.id < run.id and (e.state != "staged" or e.ready_at <= run.ready_at or e.attempt > 0)
+            for e in self.before.runs_of(run.job)
+        )
+
+    def promote(self) -> None:
+        for run in self.want.runs.values():
+            if run.state == "staged" and run.ready_at <= self.now and not self.is_misfire(run):
+                run.state = "ready"
+
+    # ── report, hand back, reap ──────────────────────────────────────────────────────────────────────────────────
+
+    def held(self, worker: str, run_id: str, fence: int) -> Run | None:
+        run = self.want.runs.get(run_id)
+        if run is None or run.state not in HELD or run.worker != worker or run.fence != fence:
+            return None
+        return run
+
+    def report(self, ends: Sequence[End]) -> set[tuple[str, int]]:
+        """Answers what is accepted."""
+        freed, accepted = set(), set()
+        for end in {(e.run, e.fence, e.worker): e for e in ends}.values():
+            run = self.held(end.worker, end.run, end.fence)
+            if run is None:
+                known = self.before.history.get((end.run, end.attempt))
+                if known and (known.fence, known.worker, known.outcome) == (end.fence, end.worker, end.outcome):
+                    accepted.add((end.run, end.fence))
+                continue
+            accepted.add((end.run, end.fence))
+            if run.limited or run.overlap in ("queue", "queue_all"):
+                freed.add(run.job)
+            self._end_attempt(run, end)
+        self.release(freed)
+        return accepted
+
+    def _end_attempt(self, run: Run, end: End) -> None:
+        run.failures += end.outcome in ("failed", "timeout")
+        run.losses += end.outcome == "lost"
+        following, delay = self._following(run, end.outcome)
+        worker = run.worker
+        self.record(run, run.attempt, following, following != "staged", outcome=end.outcome, worker=worker)
+        if following != "staged":
+            self.leave(run)
+            if following == "dead":
+                self.want.dead.add(run.id)
+            return
+        run.state, run.worker, run.claim_id = "staged", None, None
+        run.ready_at = self.now + delay
+        if end.outcome == "lost":
+            run.ready_at = self._seen(run).ready_at
+            must(self.now <= run.ready_at <= self.now + LOSS_DELAY, f"{run.id} comes back at {run.ready_at}")
+        run.order_key = run.ready_at - (run.priority - 500) * HEAD_START
+
+    def _following(self, run: Run, outcome: str) -> tuple[str, timedelta]:
+        """Failures and losses count this end already."""
+        nothing = timedelta(0)
+        if outcome in ("succeeded", "cancelled"):
+            return outcome, nothing
+        if run.stop_reason is not None:
+            return "cancelled", nothing
+        if outcome == "lost":
+            return ("dead" if run.losses >= LOSS_BUDGET else "staged"), nothing
+        retry = self.want.spec_of(run).retry
+        return ("dead", nothing) if run.failures >= retry.max_attempts else ("staged", retry.delay.delta)
+
+    def give_back(self, returned: Sequence[tuple[str, str, int]]) -> set[tuple[str, int]]:
+        accepted, freed = set(), set()
+        for worker, run_id, fence in returned:
+            run = self.held(worker, run_id, fence)
+            if run is None:
+                continue
+            accepted.add((run_id, fence))
+            if run.stop_reason is not None:
+                freed.add(run.job)
+                self.end_unheld(run, "cancelled", "cancelled")
+            else:
+                early = run.ready_at > self.now
+                run.state, run.attempt = ("staged", run.attempt - 1) if early else ("ready", run.attempt)
+                run.worker = run.claim_id = None
+        self.release(freed)
+        return accepted
+
+    def lapse(self) -> None:
+        for worker in self.want.workers.values():
+            if worker.state != "gone" and worker.lease_until < self.now:
+                worker.state = "gone"
+
+    def orphans(self) -> list[End]:
+        """What nobody will report any more."""
+        gone = {worker.id for worker in self.want.workers.values() if worker.state == "gone"}
+        return [
+            End(run.worker or "", run.id, run.attempt, run.fence, "lost")
+            for run in self.want.runs.values()
+            if run.worker in gone
+        ]
+
+    def reap(self) -> None:
+        self.lapse()
+        self.report(self.orphans())
+
+    # ── sweep ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def expire(self) -> None:
+        over = [
+            run
+            for run in self.want.runs.values()
+            if run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0 and run.state in UNHELD
+        ]
+        self._sweep_away(over, "expired", "expired")
+
+    def _sweep_away(self, runs: list[Run], state: str, reason: str) -> None:
+        for run in runs:
+            self.end_unheld(run, state, reason)
+        self.release(run.job for run in runs if run.limited or run.overlap is not None)
+
+    def misfires(self) -> None:
+        late = [run for run in self.want.runs.values() if self.is_misfire(run)]
+        expired, coalesced, kept = [], [], []
+        for run in late:
+            schedule = self.before.jobs[run.job].spec.schedule
+            if run.once or schedule is None:
+                kept.append(run)
+            elif schedule.misfire.policy == "skip" or run.ready_at < self.now - schedule.misfire.window.delta:
+                expired.append(run)
+            elif schedule.misfire.policy == "latest" and self._is_superseded(run):
+                coalesced.append(run)
+            else:
+                kept.append(run)
+        self._sweep_away(expired, "skipped", "misfire_expired")
+        self._sweep_away(coalesced, "skipped", "coalesced")
+        for run in kept:
+            run.state = "ready"
+
+    def _is_superseded(self, run: Run) -> bool:
+        return any(
+            later.trigger == "schedule"
+            and later.attempt == 0
+            and later.state in ("staged", "ready")
+            and later.ready_at <= self.now
+            and later.scheduled_for > run.scheduled_for
+            for later in self.before.runs_of(run.job)
+        )
+
+    def release_waiting(self) -> None:
+        waiting = [r for r in self.want.runs.values() if r.state == "waiting" and not self.want.jobs[r.job].on_hold]
+        for run in waiting:
+            if run.blocked_by == "paused":
+                run.state, run.blocked_by, run.blocked_key = "ready", None, None
+        self.release(run.job for run in waiting)
+
+    # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def retract(self, job: Job) -> list[datetime]:
+        """Un-make the occurrences that no worker holds or held."""
+        gone = [
+            r for r in self.want.runs_of(job.id) if r.trigger == "schedule" and r.attempt == 0 and r.state in UNHELD
+        ]
+        for run in gone:
+            del self.want.runs[run.id]
+        return sorted(run.scheduled_for for run in gone)
+
+    def passed(self, job: Job) -> datetime:
+        """Up to when occurrences are due, or were claimed or have ended ahead: no cursor goes back to before it."""
+        alive = [run.scheduled_for for run in self.want.runs_of(job.id) if run.trigger == "schedule"]
+        ended = [row.scheduled_for for row in self.want.history.values() if row.job == job.id and _is_occurrence(row)]
+        return max(self.now, *alive, *ended) if alive or ended else self.now
+
+    def pause(self, job_id: str) -> None:
+        job = self.want.jobs[job_id]
+        if job.state != "active":
+            return
+        gone = self.retract(job)
+        over = [] if job.spec.once else [at for at in gone if at <= self.passed(job)]
+        self.miss(job, "skipped_paused", over)
+        job.held_at = min((at for at in (*gone[len(over) :], job.cursor) if at is not None), default=None)
+        job.cursor, job.on_hold, job.state = None, True, "paused"
+        self.audit("job.pause", f"job:{job_id}")
+
+    def resume(self, job_id: str) -> None:
+        job = self.want.jobs[job_id]
+        if job.state != "paused":
+            return
+        job.state, job.on_hold = "active", False
+        held, job.held_at = job.held_at, None
+        if held is not None:
+            job.cursor = held
+            if held <= self.now:
+                self._resume_late(job, held)
+        for run in self.want.runs_of(job_id):
+            if run.blocked_by == "paused":
+                run.state, run.blocked_by, run.blocked_key = "ready", None, None
+        self.audit("job.resume", f"job:{job_id}")
+
+    def _resume_late(self, job: Job, held: datetime) -> None:
+        if job.spec.once:
+            job.cursor = None
+            self.make_run(job, "schedule", held)
+            return
+        assert job.step is not None
+        missed = owed(held, job.step, self.now)
+        self.miss(job, "skipped_paused", missed)
+        job.cursor = missed[-1] + job.step
+
+    def _still_owed(self, job: Job) -> None:
+        """What a cursor that is taken away was not asked for yet."""
+        for at, reason in ((job.cursor, "cancelled"), (job.held_at, "skipped_paused")):
+            if at is not None:
+                self.miss(job, reason, owed(at, job.step, self.now))
+
+    def cancel(self, job_id: str, reason: str, stop_running: bool) -> None:
+        job = self.want.jobs[job_id]
+        if not job.open:
+            return
+        self._still_owed(job)
+        job.cursor = job.held_at = None
+        job.state, job.on_hold, job.ended_at = "cancelled", False, self.now
+        for run in self.want.runs_of(job_id):
+            self._cancel(run, reason, stop_running)
+        self.audit("job.cancel", f"job:{job_id}")
+
+    def _cancel(self, run: Run, reason: str, stop_running: bool) -> None:
+        if run.state in UNHELD:
+            self.end_unheld(run, "cancelled", "cancelled")
+        elif run.state == "running":
+            run.stop_reason = reason
+            run.state = "stopping" if stop_running else "running"
+
+    def cancel_run(self, run_id: str, reason: str) -> None:
+        run = self.want.runs.get(run_id)
+        if run is None or run.state == "stopping":
+            return
+        frees = run.state in UNHELD and (run.limited or run.overlap is not None)
+        self._cancel(run, reason, True)
+        if frees:
+            self.release([run.job])
+        self.audit("run.cancel", f"run:{run_id}")
+
+    # ── edit ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def edit(self, job_id: str, spec: JobSpec) -> None:
+        job = self.want.jobs[job_id]
+        old, text = job.spec, encode(spec).decode()
+        if encode(old).decode() == text:
+            return
+        was, moves = replace(job), _instants(old) != _instants(spec)
+        gone = self.retract(job)
+        after = self.passed(job)
+        if moves:
+            self.miss(was, "cancelled", [at for at in gone if at <= self.now])
+            self._still_owed(was)
+        job.version, job.text = job.version + 1, text
+        self.want.specs[job_id, job.version] = text
+        if old.max_concurrency != spec.max_concurrency:
+            job.limit = NO_BOUND if spec.max_concurrency is None else spec.max_concurrency
+            self.release([job_id])
+        if not moves:
+            for at in gone:
+                self.make_run(job, "schedule", at)
+        else:
+            self._move(job, after)
+        self.audit("job.edit", f"job:{job_id}")
+
+    def _move(self, job: Job, after: datetime) -> None:
+        assert job.step is not None
+        job.anchor = self.now
+        first = self.now + job.step
+        while first <= after:
+            first += job.step
+        job.cursor, job.held_at = (None, first) if job.state == "paused" else (first, None)
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def retry(self, row: Ended) -> None:
+        self.make_run(self.want.jobs[row.job], "retry", None, row.priority, row.run)
+        self.audit("run.retry", f"run:{row.run}")
+
+    def redrive(self, letters: Sequence[Ended]) -> None:
+        for row in letters:
+            self.want.dead.remove(row.run)
+            self.make_run(self.want.jobs[row.job], "redrive", None, row.priority, row.run)
+        self.audit("dead.redrive", "dead-letters")
+
+    def discard(self, run_ids: Sequence[str]) -> None:
+        self.want.dead -= set(run_ids)
+        self.audit("dead.discard", "dead-letters")
+
+
+def _is_occurrence(row: Ended) -> bool:
+    return row.trigger == "schedule" and row.final and row.first_for is None
+
+
+def _instants(spec: JobSpec) -> Any:
+    """What says which instants a job of the simulation owes."""
+    return spec.schedule and (spec.schedule.every, spec.schedule.at)
