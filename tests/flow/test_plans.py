@@ -51,7 +51,10 @@ STEPS = (
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events")
 FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start", "parked"}
 # They read the front of an index, or a bounded part of a table, on purpose.
-MEANT = {"waiting": "runs_waiting", "replacing": "runs_waiting", "next_due": "triggers_due", "depth": "runs", "list": "workers"}
+MEANT = {
+    **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),
+    **{"next_due": "triggers_due", "depth": "runs", "list": "workers"},
+}
 
 
 def statements() -> Iterator[tuple[str, str]]:

@@ -141,7 +141,7 @@ def test_the_reader_sees_the_statements_that_matter() -> None:
         "claim.sql:promote",
         "report.sql:finish",
         "report.sql:give_back",
-        "control.sql:cancel_runs",
+        "transitions.sql:cancel_runs",
         "control.sql:waiting_paused",
         "sweep.sql:keep",
         "sweep.sql:unpause",

@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from tests.cluster.cluster import Site
 from tests.conftest import Api, Cluster
 from tests.flow.kit import PROCESS, Scene
-from tests.cluster.cluster import Site
 from tocsin.client import AsyncClient, Event, Unreachable
 from tocsin.client.core import Call, Retries
 from tocsin.client.stream import Stream

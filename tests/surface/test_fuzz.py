@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.conftest import Cluster
 from tests.cluster.cluster import Site
+from tests.conftest import Cluster
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
 CHECKS = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cluster
 from tests.cluster.cluster import Server, Site
+from tests.conftest import Cluster
 
 
 @pytest.fixture

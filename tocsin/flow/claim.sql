@@ -168,7 +168,9 @@ select null, l.tenant_id, l.key::text, 0, null, null, l.max, null, null,
 --   $4 places of those that wait  $5 for what  $6 of which key  $7 $8 keys whose rates were used  $9 their instants
 -- :include slots
 going as (
-    select g.place, g.rank from unnest($3::tid[]) with ordinality as g(place, rank)
+    select g.place, g.rank
+      from unnest($3::tid[]) with ordinality as g(place, rank)
+     cross join lateral (select from runs r where r.ctid = g.place and r.state in ('ready', 'staged') limit 1) r
 ),
 claimed as (
 -- :include start
@@ -177,7 +179,7 @@ parked as (
     update runs r
        set state = 'waiting', blocked_by = p.blocked_by, blocked_key = p.blocked_key
       from unnest($4::tid[], $5::text[], $6::uuid[]) as p(place, blocked_by, blocked_key)
-     where r.ctid = p.place
+     where r.ctid = p.place and r.state in ('ready', 'staged')
 ),
 used as (
     update limits l

@@ -1,4 +1,4 @@
--- Limits that jobs share: a concurrency key (how many of its runs at once) and a rate, of the key or of the job.
+-- pre: limits that jobs share: a concurrency key (how many of its runs at once) and a rate, of the key or of the job.
 alter table jobs
     add column key_id uuid,
     -- Where the key follows from a run's arguments.
