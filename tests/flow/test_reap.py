@@ -102,7 +102,5 @@ async def test_the_runs_of_a_lost_fleet_do_not_come_back_as_a_herd(scene: Scene,
     worker = await WorkerHand.register(scene.node, worker_key)
     await hold(scene, worker, 100)
     await lapse(scene, worker)
-    spread = (
-        "select count(distinct width_bucket(extract(epoch from ready_at - now())::float8, -0.5, 0.5, 20)) from runs"
-    )
-    assert await scene.value(spread) >= 5, "they fall due one after the other"
+    tenths = "select count(distinct floor(10 * extract(epoch from ready_at))) from runs"
+    assert await scene.value(tenths) >= 4, "they fall due one after the other"

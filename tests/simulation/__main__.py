@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=100, help="of each seed")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter example of what broke (minutes)")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the database that was started is stopped
     seed = given.seed
     where = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="tocsin-sim-", dir=where) as folder:

@@ -126,9 +126,9 @@ def ask(world: World, choose: Choices) -> Move | None:
     job = _one_of(world, choose, list(world.book.jobs.values()))
     if job is None or len(world.book.runs) > 30:
         return None
-    at = choose.of(None, None, timedelta(seconds=6))
-    asked = [(at and world.now + at, 500 + n) for n in range(choose.of(1, 2, 3))]
-    runs = [RunRequest(at=when and Instant(when), priority=rank) for when, rank in asked]
+    at = choose.of(None, None, world.now + timedelta(seconds=6))
+    asked = [(at, 500 + n) for n in range(choose.of(1, 2, 3))]
+    runs = [RunRequest(at=at and Instant(at), priority=rank) for _, rank in asked]
     wish = _wish(world)
 
     async def act(node: Any) -> Any:
@@ -428,6 +428,7 @@ def edit_(world: World, choose: Choices) -> Move | None:
     def changed(old: JobSpec) -> JobSpec:
         if every is None:
             return msgspec.structs.replace(old, **told)
+        assert old.schedule is not None
         schedule = msgspec.structs.replace(old.schedule, every=Duration(timedelta(seconds=every)))
         return msgspec.structs.replace(old, schedule=schedule)
 

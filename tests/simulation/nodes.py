@@ -176,4 +176,4 @@ async def install_clock(superuser_url: str) -> asyncpg.Connection:
 
 def seed_ids(seed: int | None) -> None:
     """Draw the chance in ids from a seed, so that an example is the same each time it is played; None: as ever."""
-    ids.os = os if seed is None else SimpleNamespace(urandom=random.Random(seed).randbytes)  # type: ignore[assignment]
+    setattr(ids, "os", os if seed is None else SimpleNamespace(urandom=random.Random(seed).randbytes))  # noqa: B010

@@ -11,9 +11,14 @@ from tests.simulation import moves
 from tests.simulation.book import Job, Run
 from tests.simulation.moves import Choices, Maker
 from tests.simulation.world import World
-from tocsin.model.job import JobSpec, ProcessTarget
+from tocsin.model.job import JobSpec, ProcessTarget, Schedule
+from tocsin.model.scalars import Duration
 
 T = TypeVar("T")
+
+
+def every(seconds: float, **more: Any) -> Schedule:
+    return Schedule(every=Duration(timedelta(seconds=seconds)), **more)
 
 
 class Script:
@@ -21,6 +26,12 @@ class Script:
 
     def __init__(self, world: World, loop: asyncio.AbstractEventLoop) -> None:
         self.world, self._loop = world, loop
+
+    @classmethod
+    def begin(cls, world: World, loop: asyncio.AbstractEventLoop) -> Script:
+        """In an empty world."""
+        loop.run_until_complete(world.begin(0))
+        return cls(world, loop)
 
     def run(self, step: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(step)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
-
 import pytest
 
 from tests.simulation import moves
 from tests.simulation.machine import Simulation, come_to_rest
-from tests.simulation.script import Script
+from tests.simulation.script import Script, every
 from tests.simulation.world import World
-from tocsin.model.job import Misfire, Schedule
-from tocsin.model.scalars import Duration
+from tocsin.model.job import Misfire
 
 
 @pytest.fixture
-def play(world: World) -> Iterator[Script]:
-    Simulation.loop.run_until_complete(world.begin(0))
-    yield Script(world, Simulation.loop)
-
-
-def every(seconds: float, **more: Any) -> Schedule:
-    return Schedule(every=Duration(timedelta(seconds=seconds)), **more)
+def play(world: World) -> Script:
+    return Script.begin(world, Simulation.loop)
 
 
 def test_occurrences_that_are_equal_in_order_leave_a_queue_one_after_the_other(play: Script) -> None:

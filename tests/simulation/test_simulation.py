@@ -1,17 +1,25 @@
-"""The simulation itself: a round of it, that its seed repeats it, and that it would notice."""
+"""The simulation itself: a round of it, and that it would notice if the product lied."""
 
 from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 
+from tests.simulation import moves
+from tests.simulation.machine import Simulation
+from tests.simulation.reference import Broken
 from tests.simulation.rounds import play_round
+from tests.simulation.script import Script, every
 from tests.simulation.world import World
+from tocsin.flow import claim, plan, reap, report
+from tocsin.flow.shared import transitions
+from tocsin.model.job import Schedule
 
 SEED = int(os.environ.get("SIMULATION_SEED", "1"))
-EXAMPLES = 60
+EXAMPLES = 35
 
 
 def test_what_every_step_leaves_is_what_the_reference_says(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +31,52 @@ def test_what_every_step_leaves_is_what_the_reference_says(world: World, capsys:
         print(f"simulation: {examples} examples, {steps} steps in {took:.1f} s; {world.races} races")
     assert steps > 10 * EXAMPLES
     assert world.races and world.crashes
+
+
+def story(play: Script) -> None:
+    """A limit, a queue, and a worker that is lost."""
+    play.job(schedule=Schedule(manual=True), max_concurrency=1)
+    play.move(moves.ask, 0, 0, 1)
+    play.job(schedule=every(5), overlap="queue")
+    play.move(moves.register)
+    play.move(moves.plan_)
+    play.move(moves.claim_)
+    play.later(6)
+    play.move(moves.plan_)
+    play.move(moves.claim_)
+    play.later(5)
+    play.move(moves.register)
+    play.move(moves.claim_)
+    play.move(moves.reap_)
+    play.later(1)
+    play.move(moves.claim_)
+    play.move(moves.report_, 3)
+    play.move(moves.claim_)
+    play.move(moves.release)
+
+
+def test_the_story_is_true(world: World) -> None:
+    story(Script.begin(world, Simulation.loop))
+
+
+LIES: list[tuple[Any, str, str, str]] = [
+    (claim, "take_limited", "<= room.free as fits", "<= room.free + 1 as fits"),
+    (claim, "take", "greatest(r.fence, f.base) + 1", "f.base + 1"),
+    (claim, "take", "'ready', 'waiting', 'running', 'stopping'", "'ready', 'waiting'"),
+    (plan, "advance", "set next_fire_at = n.next", "set next_fire_at = n.was"),
+    (reap, "orphans", "state = 'gone'", "state = 'live'"),
+    (report, "finish", "(t.outcome = 'lost')::int", "0"),
+    (transitions, "release", "w.blocked_by = 'limit'", "w.blocked_by = 'breaker'"),
+    (transitions, "stage", "t.ready_at > now()", "t.ready_at > now() + interval '1 minute'"),
+]
+
+
+@pytest.mark.parametrize(("step", "statement", "truth", "lie"), LIES)
+def test_a_lie_is_noticed(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: Any, statement: str, truth: str, lie: str
+) -> None:
+    text = step.SQL[statement]
+    assert truth in text
+    monkeypatch.setitem(step.SQL, statement, text.replace(truth, lie))
+    with pytest.raises(Broken):
+        story(Script.begin(world, Simulation.loop))

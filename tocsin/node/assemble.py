@@ -32,7 +32,7 @@ from tocsin.node.server.protocol import HttpServer
 from tocsin.node.whisper import Whisper
 from tocsin.settings import Settings
 from tocsin.store import migrate as migrations
-from tocsin.store.db import Database
+from tocsin.store.db import Database, connect_plain
 from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger, setup_logging
 
@@ -231,6 +231,7 @@ def bootstrap(settings: Settings, known: dict[str, str]) -> dict[str, str]:
     """Migrate, and make sure there are a tenant `default`, a platform key and a worker key; answers both keys."""
 
     async def prepare() -> dict[str, str]:
+        await (await connect_plain(_url(settings), _PATIENCE)).close()
         await migrations.migrate(_url(settings))
         db = Database(settings.database_url, size=2)
         await db.open()

@@ -130,7 +130,7 @@ class Gateway:
         if body.slots <= 0 and body.held <= 0:
             if body.listen:
                 await self._listen(session, body, gone)
-            return self._answer_orders(session)
+            return None if gone.done() else self._answer_orders(session)
         rows = await self._poll(session, body, gone)
         if gone.done():
             await self._hand_back(worker_id, rows)
