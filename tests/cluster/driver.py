@@ -35,6 +35,7 @@ from .ledger import ClientLedger
 JOB_PROGRAM = Path(__file__).with_name("jobs.py")
 FINAL = ("succeeded", "dead", "cancelled", "expired", "skipped")
 LIVE = ("staged", "ready", "waiting", "running", "stopping")
+_AT_ONCE = 40  # writes under way: what an outage has left undone must not come down on those who get up again
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -50,6 +51,7 @@ class Driver:
         self._servers = [httpx.AsyncClient(base_url=u, headers=headers, timeout=10) for u in urls]
         self._ledger = ClientLedger(client_ledger)
         self._patience = patience
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self.round = secrets.token_hex(4)
         self.tag = f"round:{self.round}"
         self.repeats = 0
@@ -89,10 +91,11 @@ class Driver:
 
     async def _write(self, op: str, path: str, body: dict[str, Any], **note: Any) -> list[str]:
         key = secrets.token_hex(16)
-        number = await asyncio.to_thread(self._ledger.intent, op, path, key, **note)
-        reply = await self._until_answered("POST", path, json=body, headers={"idempotency-key": key})
-        ids = _ids(reply.json()) if reply.is_success else []
-        await asyncio.to_thread(self._ledger.reply, number, reply.status_code, ids)
+        async with self._turns:
+            number = await asyncio.to_thread(self._ledger.intent, op, path, key, **note)
+            reply = await self._until_answered("POST", path, json=body, headers={"idempotency-key": key})
+            ids = _ids(reply.json()) if reply.is_success else []
+            await asyncio.to_thread(self._ledger.reply, number, reply.status_code, ids)
         self.answered += 1
         if not reply.is_success:
             raise httpx.HTTPStatusError(

@@ -121,17 +121,21 @@ def recoveries(e: Evidence, faults: Sequence[Fault]) -> list[Recovery]:
 
 
 def first_starts(e: Evidence, faults: Iterable[Fault]) -> list[float]:
-    """For each restart of the database: from its first taking connections to the first start of a run made since."""
-    restarts = [f.note["ready"] for f in faults if "ready" in f.note]
-    if not restarts:
-        return []
+    """For each restart or fail-over of the database: from its taking connections to the first start of a run made since.
+    One that was followed by another before anything could start is left out: there was nothing to start on."""
+    outages = sorted((f for f in faults if "ready" in f.note), key=lambda f: f.began)
     starts = sorted(
         (_made_at(line["run_id"]), line["wall_us"] / 1e6)
         for line in e.lines
-        if line["phase"] == "start" and line["attempt"] == 1
+        if outages and line["phase"] == "start" and line["attempt"] == 1
     )
-    since = (starts[bisect_left(starts, (ready, 0.0)) :][:1000] for ready in restarts)
-    return [min(at for _, at in runs) - ready for runs, ready in zip(since, restarts, strict=True) if runs]
+    out = []
+    for outage, following in zip(outages, [*(f.began for f in outages[1:]), float("inf")], strict=True):
+        ready = outage.note["ready"]
+        first = min((at for _, at in starts[bisect_left(starts, (ready, 0.0)) :][:1000]), default=float("inf"))
+        if first < following:
+            out.append(first - ready)
+    return out
 
 
 def _made_at(run_id: str) -> float:

@@ -90,7 +90,7 @@ class Plan:
     workers: int = 5
     slots: int = 16
     rate: float = 330.0  # runs a second
-    faults_every: float = 2.0
+    faults_every: float = 4.0  # faults that end processes cost a core for a while; two cores must do the work beside
     loads: Callable[[float, float, Path, random.Random], list[Load]] = heavy
 
 
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--rate", type=float, default=Plan.rate, help="runs a second to submit")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between faults, on average")
+    parser.add_argument("--every", type=float, default=Plan.faults_every, help="seconds between faults, on average")
     parser.add_argument("--keep", action="store_true", help="keep the logs and ledgers")
     given = parser.parse_args()
     seed = secrets.randbelow(2**31) if given.seed is None else given.seed

@@ -53,7 +53,7 @@ def test_the_first_start_after_a_restart_is_of_a_run_made_since() -> None:
         old | {"wall_us": int((BEGAN + 5.1) * 1e6)},
         new | {"wall_us": int((BEGAN + 6.5) * 1e6)},
     ]
-    restarts = [Fault("database restart", "database", BEGAN + 3, BEGAN + 4, {"ready": BEGAN + at}) for at in (4, 55)]
+    restarts = [Fault("restart", "database", BEGAN + at - 1, BEGAN + at, {"ready": BEGAN + at}) for at in (2, 4, 55)]
     assert report.first_starts(evidence, restarts) == pytest.approx([2.5], abs=0.001)
 
 
