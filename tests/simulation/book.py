@@ -162,7 +162,7 @@ class Book:
         """The document of the version that a run was made from."""
         return _spec(self.specs[run.job, run.version])
 
-    def is_dead_on_arrival(self, run_id: str) -> bool:
+    def has_ended(self, run_id: str) -> bool:
         return any(row.run == run_id and row.final for row in self.history.values())
 
 

@@ -17,7 +17,7 @@ from tests.simulation.world import Move, World
 
 _NAMES = [maker.__name__.strip("_") for maker in (*COMMON, *COMMON, *RARE)]
 _PAUSES = [timedelta(seconds=s) for s in (1, 2, 0.001, 5, 1, 2.5, 3, 10.5, 30, 61, 9.999, 2, 120, 400, 4000)]
-_QUIET = 80
+_PATIENCE = 10  # turns without an end; a back-off is shorter
 _NUMBER = st.integers(0, 839)  # every option of up to eight is as likely as the next
 _NUMBERS = st.lists(_NUMBER, min_size=9, max_size=9)
 
@@ -104,13 +104,13 @@ async def come_to_rest(world: World) -> None:
     """With one good worker and all loops turning, whatever is due by now ends, unless its job is paused."""
     due = {run.id for run in world.book.runs.values() if run.ready_at <= world.now or run.attempt > 0}
     await world.advance(timedelta(seconds=11))  # whoever held something is silent for longer than its lease
-    for _ in range(_QUIET):
-        left = [run for run in world.book.runs.values() if run.id in due and not world.book.jobs[run.job].on_hold]
-        if not left:
-            return
+    best, patience = len(due) + 1, _PATIENCE
+    while left := [r for r in world.book.runs.values() if r.id in due and not world.book.jobs[r.job].on_hold]:
+        best, patience = (len(left), _PATIENCE) if len(left) < best else (best, patience - 1)
+        if patience == 0:
+            raise Broken("never end: " + "; ".join(f"{r.id} {r.state} {r.blocked_by or ''} {r.ready_at}" for r in left))
         await _turn(world)
         await world.advance(timedelta(seconds=1))
-    raise Broken("never end: " + "; ".join(f"{r.id} {r.state} {r.blocked_by or ''} {r.ready_at}" for r in left))
 
 
 async def _turn(world: World) -> None:

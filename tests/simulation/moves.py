@@ -75,7 +75,7 @@ def _schedule(world: World, choose: Choices) -> Schedule | None:
     misfire = Misfire(
         policy=choose.of("latest", "all", "skip"),
         window=Duration(choose.seconds(3600, 90)),
-        max=choose.of(2, 100),
+        max=choose.of(2, 8),
     )
     if kind == "at":
         return Schedule(at=Instant(world.now + choose.seconds(4, -30, 60)), misfire=misfire)
@@ -128,7 +128,7 @@ def ask(world: World, choose: Choices) -> Move | None:
         return None
     at = choose.of(None, None, world.now + timedelta(seconds=6))
     asked = [(at, 500 + n) for n in range(choose.of(1, 2, 3))]
-    runs = [RunRequest(at=at and Instant(at), priority=rank) for _, rank in asked]
+    runs = [RunRequest(at=None if at is None else Instant(at), priority=rank) for _, rank in asked]
     wish = _wish(world)
 
     async def act(node: Any) -> Any:
@@ -403,6 +403,7 @@ def cancel_run(world: World, choose: Choices) -> Move | None:
         lambda node: control.cancel_run(node.db, world.who, run_id, "enough", wish),
         lambda reference, _: reference.cancel_run(run_id, "enough"),
         key=wish.key,
+        refuses=lambda book: run_id not in book.runs and not book.has_ended(run_id),  # it was retracted
     )
 
 
@@ -474,7 +475,7 @@ def redrive(world: World, choose: Choices) -> Move | None:
         lambda node: dead.redrive(node.db, world.who, which, world.now, None, wish),
         lambda reference, _: reference.redrive(picked),
         key=wish.key,
-        refuses=lambda book: any(_is_cancelled(book, row.job) for row in picked),
+        refuses=lambda book: any(row.run not in book.dead or _is_cancelled(book, row.job) for row in picked),
     )
 
 
@@ -487,6 +488,7 @@ def discard(world: World, choose: Choices) -> Move | None:
         lambda node: dead.discard(node.db, world.who, dead.Chosen(ids=[run_id]), wish),
         lambda reference, _: reference.discard([run_id]),
         key=wish.key,
+        refuses=lambda book: run_id not in book.dead,
     )
 
 

@@ -17,6 +17,7 @@ from tests.simulation.world import World
 from tocsin.flow import claim, plan, reap, report
 from tocsin.flow.shared import transitions
 from tocsin.model.job import Schedule
+from tocsin.model.limits import admit
 
 SEED = int(os.environ.get("SIMULATION_SEED", "1"))
 EXAMPLES = 35
@@ -60,7 +61,6 @@ def test_the_story_is_true(world: World) -> None:
 
 
 LIES: list[tuple[Any, str, str, str]] = [
-    (claim, "take_limited", "<= room.free as fits", "<= room.free + 1 as fits"),
     (claim, "take", "greatest(r.fence, f.base) + 1", "f.base + 1"),
     (claim, "take", "'ready', 'waiting', 'running', 'stopping'", "'ready', 'waiting'"),
     (plan, "advance", "set next_fire_at = n.next", "set next_fire_at = n.was"),
@@ -78,5 +78,14 @@ def test_a_lie_is_noticed(
     text = step.SQL[statement]
     assert truth in text
     monkeypatch.setitem(step.SQL, statement, text.replace(truth, lie))
+    with pytest.raises(Broken):
+        story(Script.begin(world, Simulation.loop))
+
+
+def test_one_more_than_a_limit_allows_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lax(wishes: Any, running: Any, *rest: Any) -> Any:
+        return admit(wishes, {key: count - 1 for key, count in running.items()}, *rest)
+
+    monkeypatch.setattr(claim, "admit", lax)
     with pytest.raises(Broken):
         story(Script.begin(world, Simulation.loop))
