@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +62,35 @@ class ClientLedger:
 
 def read(*paths: str | Path) -> list[dict[str, Any]]:
     """Every whole record of the files, in order; what a kill has torn is left out."""
-    out = []
-    for path in paths:
-        if not Path(path).exists():
+    return [record for path in paths if Path(path).exists() for record in _records(Path(path).read_bytes())]
+
+
+def _records(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.splitlines():
+        try:
+            record = json.loads(line) if line.strip() else None
+        except ValueError:
             continue
-        for line in Path(path).read_bytes().splitlines():
-            try:
-                record = json.loads(line) if line.strip() else None
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                out.append(record)
-    return out
+        if isinstance(record, dict):
+            yield record
+
+
+def made_at(run_id: str) -> float:
+    """When (Unix time) a run was made: its id begins with the millisecond."""
+    return int(run_id.replace("-", "")[:12], 16) / 1000
+
+
+def recent_lags(path: str | Path, size: int = 50_000) -> list[float]:
+    """How long the runs that started last had waited since they were made, in seconds; first attempts only."""
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(file.tell() - size, 0))
+        lines = _records(file.read())
+    return [
+        line["wall_us"] / 1e6 - made_at(line["run_id"])
+        for line in lines
+        if line.get("phase") == "start" and line["attempt"] == 1
+    ]
 
 
 def wall_us() -> int:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -22,10 +23,12 @@ import httpx
 from .clockshim import ClockShim
 from .cluster import LEASE, Server, Site, Worker, until
 from .database import OwnDatabase
+from .ledger import recent_lags
 from .proxy import Link
 
 P = TypeVar("P", Server, Worker)
 RECOVERY = LEASE + 5.0  # what a killed worker had in hand must run again by then
+_NO_QUEUE = 0.5  # seconds
 _PATIENCE = 120.0  # by then a process that was ended lives again, on however busy a machine
 
 
@@ -79,8 +82,8 @@ class Nemesis:
         self.counted: Counter[str] = Counter()
 
     async def rage(self, seconds: float, every: float) -> None:
-        """A fault about every `every` seconds, each kind once, in any order and over each other; when all are mended, a
-        worker is killed alone, for the recovery of its runs to be measured; and again."""
+        """A fault about every `every` seconds, each kind once, in any order and over each other; when all are mended
+        and what they held up is done, a worker is killed alone, for its recovery to be measured; and again."""
         until_when = time.monotonic() + seconds
         while time.monotonic() < until_when:
             async with asyncio.TaskGroup() as mending:
@@ -92,8 +95,17 @@ class Nemesis:
                     if time.monotonic() >= until_when:
                         break
             if time.monotonic() + RECOVERY < until_when:
-                await asyncio.sleep(self._rng.uniform(1, 2))
-                await asyncio.gather(self.kill_worker(alone=True), asyncio.sleep(RECOVERY))
+                alone = await self._caught_up(until_when - RECOVERY)
+                await asyncio.gather(self.kill_worker(alone=alone), asyncio.sleep(RECOVERY))
+
+    async def _caught_up(self, by: float) -> bool:
+        """Wait until what starts was made just now: no queue is left of former faults. False if that takes too long."""
+        while time.monotonic() < by:
+            lags = recent_lags(self._site.job_ledger)
+            if lags and statistics.median(lags) < _NO_QUEUE:
+                return True
+            await asyncio.sleep(0.5)
+        return False
 
     def kinds(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """One of each kind."""

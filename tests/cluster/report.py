@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .checker import RULES
 from .cluster import LEASE, ROOT
 from .evidence import Evidence, instant
+from .ledger import made_at
 from .nemesis import RECOVERY, Fault
 
 if TYPE_CHECKING:
@@ -121,26 +122,22 @@ def recoveries(e: Evidence, faults: Sequence[Fault]) -> list[Recovery]:
 
 
 def first_starts(e: Evidence, faults: Iterable[Fault]) -> list[float]:
-    """For each restart or fail-over of the database: from its taking connections to the first start of a run made since.
-    One that was followed by another before anything could start is left out: there was nothing to start on."""
-    outages = sorted((f for f in faults if "ready" in f.note), key=lambda f: f.began)
+    """For each restart or fail-over of the database: from its taking connections to the first start of a run made
+    since. One that was followed by another before anything could start is left out: there was nothing to start on."""
+    outages = sorted((f.began, f.note["ready"]) for f in faults if "ready" in f.note)
+    if not outages:
+        return []
     starts = sorted(
-        (_made_at(line["run_id"]), line["wall_us"] / 1e6)
+        (made_at(line["run_id"]), line["wall_us"] / 1e6)
         for line in e.lines
-        if outages and line["phase"] == "start" and line["attempt"] == 1
+        if line["phase"] == "start" and line["attempt"] == 1
     )
     out = []
-    for outage, following in zip(outages, [*(f.began for f in outages[1:]), float("inf")], strict=True):
-        ready = outage.note["ready"]
+    for (_, ready), (following, _) in pairwise([*outages, (float("inf"), 0.0)]):
         first = min((at for _, at in starts[bisect_left(starts, (ready, 0.0)) :][:1000]), default=float("inf"))
         if first < following:
             out.append(first - ready)
     return out
-
-
-def _made_at(run_id: str) -> float:
-    """When a run was made: its id begins with the millisecond."""
-    return int(run_id.replace("-", "")[:12], 16) / 1000
 
 
 def lost(e: Evidence) -> int:

@@ -365,6 +365,17 @@ def test_a_torn_line_does_not_swallow_the_next(tmp_path: Path) -> None:
     assert ledger.read(path) == [{"a": 1}, {"a": 3}]
 
 
+def test_the_ledger_says_how_long_runs_waited(tmp_path: Path) -> None:
+    book = ledger.Appender(tmp_path / "ledger", flush=False)
+    for n in range(200):
+        made = us(T0 + n * SECOND)
+        line = {"run_id": f"{made // 1000:012x}-7000", "phase": "start", "attempt": 1, "wall_us": made + n * 1000}
+        book.write(line | {"attempt": 1 + n % 2})
+    lags = ledger.recent_lags(tmp_path / "ledger", size=1000)
+    assert 1 < len(lags) < 20
+    assert lags[-1] == pytest.approx(0.198, abs=0.002)
+
+
 def test_a_client_ledger_goes_on_where_it_was_left(tmp_path: Path) -> None:
     for status in (201, 503):
         book = ledger.ClientLedger(tmp_path / "ledger")
