@@ -40,6 +40,17 @@ async def test_runs_of_a_lapsed_worker_are_staged_again(scene: Scene, worker_key
     assert (await scene.api.get(f"/v1/workers/{lost.id}"))["state"] == "gone"
 
 
+async def test_who_lost_his_worker_keeps_his_place_before_a_backlog(scene: Scene, worker_key: str) -> None:
+    lost = await WorkerHand.register(scene.node, worker_key)
+    [(run_id, _, _)] = await hold(scene, lost)
+    backlog = await scene.ask(await scene.job(), 3)
+    await lapse(scene, lost)
+    await scene.wake(run_id)
+    order = "select id::text as id from runs where id = any($1::uuid[]) order by order_key"
+    rows = await scene.rows(order, [run_id, *backlog])
+    assert [row["id"] for row in rows] == [run_id, *backlog]
+
+
 async def test_the_third_loss_is_the_end(scene: Scene, worker_key: str) -> None:
     [run_id] = await scene.ask(await scene.job(retry={"max_attempts": 1}))
     for loss in (1, 2, 3):

@@ -19,6 +19,7 @@ from tocsin.telemetry import LOOP_ERRORS
 
 FAULTS: dict[str, type[Exception]] = {
     "40001": asyncpg.SerializationError,
+    "driver": asyncpg.InternalClientError,
     "40P01": asyncpg.DeadlockDetectedError,
     "55P03": asyncpg.LockNotAvailableError,
     "53300": asyncpg.TooManyConnectionsError,

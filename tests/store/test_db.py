@@ -201,3 +201,13 @@ def test_columns_turn_rows_into_arrays() -> None:
 def test_a_sql_file_is_read_by_name_with_what_it_includes() -> None:
     sql = Sql(claim.__file__, claim.SHARED)
     assert "include" not in "".join(sql.values()) and "recorded as (" in sql["take"]
+
+
+async def test_a_driver_that_lost_count_is_a_lost_connection(database_url: str) -> None:
+    db = Database(database_url, size=1)
+    await db.open()
+    with pytest.raises(Unavailable):
+        async with db.transaction("test"):
+            raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    assert await db.fetchval("engine", "select 1") == 1, "on another connection"
+    await db.close()

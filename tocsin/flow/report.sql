@@ -31,7 +31,7 @@ held as materialized (
     select r.tenant_id, r.id, r.job_id, r.job_version, r.lane_id, r.attempt, r.fence, r.trigger, r.priority, r.worker_id,
            r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
            r.losses + (t.outcome = 'lost')::int as losses,
-           r.max_attempts, r.scheduled_for, r.ready_at, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
+           r.max_attempts, r.scheduled_for, r.ready_at, r.order_key, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
            t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage,
            -- Success and cancel race: what was done is done; anything else ends the way that was asked for.
            case when r.stop_reason is not null and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
@@ -48,7 +48,9 @@ held as materialized (
 staying as materialized (
     select h.tenant_id, h.id, h.failures, h.losses,
            now() + h.delay * interval '1 second' as ready_at,
-           now() + h.delay * interval '1 second' - (h.priority - 500) * p.head_start as order_key
+           -- Who lost his worker keeps his place: a backlog must not decide how long a loss takes to be made good.
+           least(now() + h.delay * interval '1 second' - (h.priority - 500) * p.head_start,
+                 case when h.outcome = 'lost' then h.order_key end) as order_key
       from held h
       join lanes l on l.id = h.lane_id
       join pools p on p.name = l.pool

@@ -76,6 +76,7 @@ _SOON, _LATER = {"retry-after": "1"}, {"retry-after": "5"}
 _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver has lost count of what the server was told before it went
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
