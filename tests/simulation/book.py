@@ -51,11 +51,21 @@ class Run:
     limited: bool
     once: bool
     origin: str | None
+    args: str | None
+    key: str | None
+
+
+@dataclass(slots=True)
+class Limit:
+    """The row of a job's or a concurrency key's limit, and of its rate."""
+
+    max: int
+    tat: datetime | None
 
 
 @dataclass(slots=True)
 class Job:
-    """A job with its cursor, its hold and its limit. `specs` holds the documents of all versions."""
+    """A job with its cursor and its hold. `specs` holds the documents of all versions."""
 
     id: str
     state: str
@@ -64,7 +74,6 @@ class Job:
     cursor: datetime | None
     held_at: datetime | None
     on_hold: bool
-    limit: int | None
     ended_at: datetime | None
     text: str
 
@@ -105,6 +114,7 @@ class Ended:
     scheduled_for: datetime
     worker: str | None
     origin: str | None
+    args: str | None
 
 
 @dataclass(slots=True)
@@ -137,6 +147,7 @@ class Book:
     audit: Counter[tuple[str, str]] = field(default_factory=Counter)
     specs: dict[tuple[str, int], str] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
+    limits: dict[str, Limit] = field(default_factory=dict)
     replaced: dict[str, list[Replaced]] = field(default_factory=dict)
     new_runs: list[Run] = field(default_factory=list)
     new_rows: list[Ended] = field(default_factory=list)
@@ -152,11 +163,16 @@ class Book:
             Counter(self.audit),
             dict(self.specs),
             set(self.keys),
+            {k: replace(limit) for k, limit in self.limits.items()},
             self.replaced,
         )
 
     def runs_of(self, job_id: str) -> list[Run]:
         return [run for run in self.runs.values() if run.job == job_id]
+
+    def running(self, key: str) -> int:
+        """How many run under a job's or a key's limit."""
+        return sum(r.state in HELD and (r.key == key or (r.limited and r.job == key)) for r in self.runs.values())
 
     def spec_of(self, run: Run) -> JobSpec:
         """The document of the version that a run was made from."""
@@ -176,6 +192,7 @@ def differences(want: Book, got: Book) -> Iterator[str]:
     rows = [row for key, row in got.history.items() if key not in want.history]
     yield from _compare_new("history", want.new_rows, rows, "run")
     yield from _compare("worker", want.workers, got.workers)
+    yield from _compare("limit", want.limits, got.limits)
     if want.dead != got.dead:
         yield f"dead letters: want {sorted(want.dead)}, got {sorted(got.dead)}"
     if want.keys != got.keys:
@@ -212,35 +229,36 @@ select now(),
        array(select row(r.id::text, r.job_id::text, r.job_version, r.state, r.trigger, r.priority, r.scheduled_for,
                         r.ready_at, r.order_key, r.deadline_at, r.attempt, r.failures, r.losses, r.max_attempts,
                         r.fence, r.claim_id, r.worker_id::text, r.blocked_by, r.blocked_key::text, r.stop_reason,
-                        r.overlap, r.limited, r.once, r.origin_run_id::text)
+                        r.overlap, r.limited, r.once, r.origin_run_id::text, r.args, r.key_id::text)
                from runs r order by r.id),
        array(select row(j.id::text, j.state, j.version, coalesce(j.anchored_at, j.created_at), t.next_fire_at,
-                        t.held_at, h.job_id is not null, l.max, j.ended_at, j.spec)
+                        t.held_at, h.job_id is not null, j.ended_at, j.spec)
                from jobs j
                left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id
                left join holds h on h.tenant_id = j.tenant_id and h.job_id = j.id
-               left join limits l on l.tenant_id = j.tenant_id and l.key = j.id
               order by j.id),
        array(select row(h.run_id::text, h.attempt, h.job_id::text, h.job_version, h.final, h.state, h.outcome, h.reason,
                         h.count, h.fence, h.trigger, h.priority, h.failures, h.losses, h.first_for, h.scheduled_for,
-                        h.worker_id::text, h.origin_run_id::text)
+                        h.worker_id::text, h.origin_run_id::text, h.args)
                from history h order by h.run_id, h.attempt),
        array(select run_id::text from dead_letters),
        array(select row(w.id::text, w.state, w.lease_until) from workers w),
        array(select row(a.action, a.target, count(*)) from audit a group by a.action, a.target),
        array(select row(v.job_id::text, v.version, v.anchor, v.owed_until, v.successor_after, v.spec::text)
                from job_versions v order by v.version),
-       array(select i.key from idempotency i)
+       array(select i.key from idempotency i),
+       array(select row(l.key::text, l.max, l.tat) from limits l)
 """
 
 
 async def read(connection: asyncpg.Connection) -> Book:
-    now, runs, jobs, history, dead, workers, audit, versions, keys = await connection.fetchrow(_READ)
+    now, runs, jobs, history, dead, workers, audit, versions, keys, limits = await connection.fetchrow(_READ)
     book = Book(now, dead=set(dead), keys=set(keys))
     book.runs = {row[0]: Run(*row) for row in runs}
     book.jobs = {row[0]: Job(*row) for row in jobs}
     book.history = {(row[0], row[1]): Ended(*row) for row in history}
     book.workers = {row[0]: Worker(*row) for row in workers}
+    book.limits = {key: Limit(*row) for key, *row in limits}
     book.audit = Counter({(action, target): count for action, target, count in audit})
     for job_id, *version in versions:
         book.replaced.setdefault(job_id, []).append(Replaced(*version))

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Run
-from tests.simulation.reference import HEAD_START, LOSS_BUDGET, must, owed
+from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Limit, Run
+from tests.simulation.reference import HEAD_START, LOSS_BUDGET, NO_BOUND, must, owed
 from tocsin.wire import decode_job_spec
 
 HAIR = timedelta(milliseconds=5)
@@ -28,9 +28,9 @@ class Ledger:
         """Raise `Broken` if one of the promises is."""
         self._check_fences(after)
         _check_history(before, after)
+        _check_limits(before, after)
         for job in after.jobs.values():
             _check_job(job, after)
-            _check_limit(job, before, after)
             if job.step is not None:
                 _check_occurrences(job, after)
             elif job.spec.once:
@@ -59,9 +59,10 @@ def _check_history(before: Book, after: Book) -> None:
         rows.setdefault(row.run, []).append(row)
     for run in after.runs.values():
         _check_tries(run, rows.get(run.id, []))
-        # Those that were made together stand a hair apart.
+        # Those that were made together stand a hair apart; one that lost its worker keeps its place.
         place = run.ready_at - (run.priority - 500) * HEAD_START
-        must(place <= run.order_key < place + HAIR, f"{run.id} stands at {run.order_key}, not at {place}")
+        kept = run.losses > 0 and run.order_key < place
+        must(kept or place <= run.order_key < place + HAIR, f"{run.id} stands at {run.order_key}, not at {place}")
     for run in before.runs.values():
         if run.id not in after.runs and run.id not in finals:
             unmade = run.trigger == "schedule" and run.attempt == 0 and run.state in UNHELD
@@ -92,16 +93,47 @@ def _check_job(job: Job, after: Book) -> None:
             )
 
 
-def _check_limit(job: Job, before: Book, after: Book) -> None:
-    if job.limit is None:
+def _check_limits(before: Book, after: Book) -> None:
+    """Nothing starts where a limit has no room, and no rate is ever exceeded. A limit that was lowered lets what runs
+    come to its end."""
+    started = [run for run in after.runs.values() if run.state in HELD and not _was_held(run, before)]
+    for key in {key for run in started if run.limited for key in (run.job, run.key) if key is not None}:
+        mine = [run for run in started if key in (run.job, run.key)]
+        bound = max(_bound(key, run, book) for run in mine for book in (before, after))
+        running = after.running(key)
+        must(running <= max(bound, before.running(key)), f"{running} run at once under {key}, {bound} may")
+    for key, limit in after.limits.items():
+        was = before.limits.get(key)
+        if was is not None and was.tat is not None:
+            must(limit.tat is not None and limit.tat >= was.tat, f"the rate of {key} was set back")
+        _check_rate(key, limit, [run for run in started if (run.key or run.job) == key], before, after)
+
+
+def _was_held(run: Run, before: Book) -> bool:
+    known = before.runs.get(run.id)
+    return known is not None and known.claim_id == run.claim_id
+
+
+def _bound(key: str, run: Run, book: Book) -> int:
+    """How many may run with this one under a limit."""
+    if key == run.job:
+        return book.limits[key].max if key in book.limits else 0
+    shared = book.jobs[run.job].spec.shared_key if run.job in book.jobs else None
+    return shared.max if shared is not None else NO_BOUND
+
+
+def _check_rate(key: str, limit: Limit, started: list[Run], before: Book, after: Book) -> None:
+    """Each start has moved the rate's instant on by its gap, and it is never more than a burst ahead."""
+    rates = [b.jobs[r.job].spec.rate for r in started for b in (before, after) if r.job in b.jobs]
+    known = [rate for rate in rates if rate is not None]
+    if not started or not known or None in rates:
         return
-    was = before.jobs.get(job.id)
-    bound = max(job.limit, was.limit if was and was.limit is not None else 0, _running(before, job.id))
-    must(_running(after, job.id) <= bound, f"{_running(after, job.id)} of {job.id} run at once, {bound} may")
-
-
-def _running(book: Book, job_id: str) -> int:
-    return sum(run.limited and run.state in HELD for run in book.runs_of(job_id))
+    assert limit.tat is not None
+    was = before.limits[key].tat if key in before.limits else None
+    used = limit.tat - max(was or before.now, before.now)
+    must(used >= len(started) * min(rate.gap for rate in known), f"{len(started)} went by {key}, which moved by {used}")
+    ahead = max(rate.gap * rate.burst for rate in known)
+    must(limit.tat <= after.now + ahead, f"the rate of {key} is used up to {limit.tat}")
 
 
 def _check_one_time(job: Job, after: Book) -> None:

@@ -19,7 +19,7 @@ _NAMES = [maker.__name__.strip("_") for maker in (*COMMON, *COMMON, *RARE)]
 _PAUSES = [timedelta(seconds=s) for s in (1, 2, 0.001, 5, 1, 2.5, 3, 10.5, 30, 61, 9.999, 2, 120, 400, 4000)]
 _PATIENCE = 10  # turns without an end; a back-off is shorter
 _NUMBER = st.integers(0, 839)  # every option of up to eight is as likely as the next
-_NUMBERS = st.lists(_NUMBER, min_size=9, max_size=9)
+_NUMBERS = st.lists(_NUMBER, min_size=16, max_size=16)
 
 
 class Simulation(RuleBasedStateMachine):
@@ -116,7 +116,7 @@ async def come_to_rest(world: World) -> None:
 async def _turn(world: World) -> None:
     """What the loops of a node do in a second, and a worker that does all it is given."""
     nothing = Choices(())
-    for maker in (moves.reap_, moves.plan_, moves.expire, moves.misfires, moves.release, moves.promote):
+    for maker in (moves.reap_, moves.plan_, moves.expire, moves.misfires, moves.replace_, moves.release, moves.promote):
         move = maker(world, nothing)
         assert move is not None
         await world.play(move)

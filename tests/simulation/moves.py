@@ -18,9 +18,18 @@ from tocsin.flow import catalog, claim, control, dead, edit, fleet, plan, reap, 
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.report import Ending, Returned
 from tocsin.flow.shared.idempotency import Replay, Wish
-from tocsin.model.job import JobSpec, Misfire, ProcessTarget, Retry, RunRequest, Schedule
+from tocsin.model.job import (
+    ConcurrencyKey,
+    JobSpec,
+    Misfire,
+    ProcessTarget,
+    RateLimit,
+    Retry,
+    RunRequest,
+    Schedule,
+)
 from tocsin.model.scalars import Duration, Instant
-from tocsin.wire import Finished, Register, RunError
+from tocsin.wire import Finished, Register, RunError, encode
 
 T = TypeVar("T")
 LEAD = timedelta(seconds=1)
@@ -82,14 +91,22 @@ def _schedule(world: World, choose: Choices) -> Schedule | None:
     return Schedule(every=Duration(choose.seconds(5, 2, 20, 61)), misfire=misfire)
 
 
+def _key(choose: Choices) -> ConcurrencyKey | None:
+    """Few, so that jobs share them."""
+    key = choose.of(None, None, "shared", "customer-{args.customer}", "customer-a")
+    return None if key is None else ConcurrencyKey(key=key, max=choose.of(1, 2))
+
+
 def new_job(world: World, choose: Choices) -> Move | None:
     if len(_open_jobs(world)) >= 5:
         return None
     spec = JobSpec(
         target=ProcessTarget(command=["true"]),
         schedule=_schedule(world, choose),
-        overlap=choose.of("skip", "queue", "queue_all", "allow"),
+        overlap=choose.of("skip", "queue", "queue_all", "allow", "replace"),
         max_concurrency=choose.of(None, None, 1, 2),
+        concurrency_key=_key(choose),
+        rate_limit=choose.of(None, None, None, RateLimit(rate="1/s", burst=2), "30/min"),
         start_deadline=choose.of(None, None, Duration(timedelta(seconds=3))),
         priority=choose.of(500, 600),
         retry=Retry(
@@ -116,8 +133,8 @@ def submit_job(world: World, spec: JobSpec) -> Move:
     if spec.schedule is not None and not told:
         told = f"every {spec.schedule.every}" if spec.schedule.every else f"at {spec.schedule.at}"
     name = (
-        f"a new job ({told or 'now'}, {spec.overlap}, at most {spec.max_concurrency}, deadline {spec.start_deadline}, "
-        f"{spec.retry.max_attempts} tries)"
+        f"a new job ({told or 'now'}, {spec.overlap}, at most {spec.max_concurrency}, key {spec.concurrency_key}, "
+        f"rate {spec.rate_limit}, deadline {spec.start_deadline}, {spec.retry.max_attempts} tries)"
     )
     return Move(name, act, expect)
 
@@ -128,7 +145,9 @@ def ask(world: World, choose: Choices) -> Move | None:
         return None
     at = choose.of(None, None, world.now + timedelta(seconds=6))
     asked = [(at, 500 + n) for n in range(choose.of(1, 2, 3))]
-    runs = [RunRequest(at=None if at is None else Instant(at), priority=rank) for _, rank in asked]
+    given: Any = choose.of({"customer": "a"}, {"customer": "b"}, msgspec.UNSET)
+    runs = [RunRequest(at=None if at is None else Instant(at), priority=rank, args=given) for _, rank in asked]
+    args = None if given is msgspec.UNSET else encode(given).decode()
     wish = _wish(world)
 
     async def act(node: Any) -> Any:
@@ -141,7 +160,7 @@ def ask(world: World, choose: Choices) -> Move | None:
     return Move(
         f"{len(runs)} runs of {short(job.id)} at {at or 'once'}",
         act,
-        lambda reference, _: reference.submit_runs(job.id, asked),
+        lambda reference, _: reference.submit_runs(job.id, asked, args),
         key=wish.key,
         refuses=lambda book: not book.jobs[job.id].open,
     )
@@ -184,6 +203,10 @@ def misfires(world: World, choose: Choices) -> Move:
 
 def release(world: World, choose: Choices) -> Move:
     return Move("release", lambda node: sweep.release_waiting(node.db), lambda r, _: r.release_waiting(), whole=False)
+
+
+def replace_(world: World, choose: Choices) -> Move:
+    return Move("replace", lambda node: sweep.replace_earlier(node.db), lambda r, _: r.replace_earlier(), whole=False)
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -408,7 +431,9 @@ def cancel_run(world: World, choose: Choices) -> Move | None:
 
 
 def edit_(world: World, choose: Choices) -> Move | None:
-    job = _one_of(world, choose, [j for j in world.book.jobs.values() if j.step is not None or j.spec.max_concurrency])
+    job = _one_of(
+        world, choose, [j for j in world.book.jobs.values() if j.step is not None or j.id in world.book.limits]
+    )
     if job is None:
         return None
     change: dict[str, Any] = choose.of(
@@ -420,6 +445,11 @@ def edit_(world: World, choose: Choices) -> Move | None:
         {"overlap": "queue"},
         {"overlap": "allow"},
         {"every": 3},
+        {"concurrency_key": None},
+        {"concurrency_key": ConcurrencyKey(key="shared", max=3)},
+        {"rate_limit": None},
+        {"rate_limit": "2/s"},
+        {"overlap": "replace"},
     )
     wish, told = _wish(world), dict(change)
     every = change.get("every")
@@ -516,7 +546,20 @@ def look(world: World, choose: Choices) -> Move | None:
     return Move("look", lambda node: catalog.get_jobs(node.db, world.who, ids), expect)
 
 
-COMMON: tuple[Maker, ...] = (plan_, claim_, report_, renew, plan_, claim_, report_, claim_ahead, release, expire, reap_)
+COMMON: tuple[Maker, ...] = (
+    plan_,
+    claim_,
+    report_,
+    renew,
+    plan_,
+    claim_,
+    report_,
+    claim_ahead,
+    release,
+    expire,
+    reap_,
+    replace_,
+)
 RARE: tuple[Maker, ...] = (
     *(new_job, ask, register, give_back, ask_again, misfires, promote, pause, resume, cancel_run, edit_),
     *(retry, redrive, discard, leave, cancel, look, pause, resume, edit_),

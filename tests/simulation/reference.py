@@ -13,8 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Run
+from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Limit, Run
 from tocsin.model.job import JobSpec
+from tocsin.model.limits import key_id
 from tocsin.wire import encode
 
 LATE = timedelta(seconds=60)
@@ -66,10 +67,11 @@ def owed(first: datetime, step: timedelta | None, until: datetime) -> list[datet
 class Reference:
     """One step: the book before it, the one that the product left, and the one that it should have left."""
 
-    def __init__(self, before: Book, got: Book, now: datetime, horizon: timedelta) -> None:
-        self.now, self.horizon = now, horizon
+    def __init__(self, before: Book, got: Book, now: datetime, horizon: timedelta, tenant: int) -> None:
+        self.now, self.horizon, self.tenant = now, horizon, tenant
         self.before, self.got = before, got
         self.want = before.copy()
+        self._bounds: dict[str, int] = {}  # of keys whose runs were made in this step
 
     # ── what steps are made of ───────────────────────────────────────────────────────────────────────────────────
 
@@ -80,7 +82,7 @@ class Reference:
         scheduled_for: datetime | None,
         priority: int | None = None,
         origin: str | None = None,
-        version: int | None = None,
+        args: str | None = None,
     ) -> None:
         """→ staged | ready; an occurrence that lives already is not made twice."""
         at = scheduled_for or self.now
@@ -94,7 +96,7 @@ class Reference:
             Run(
                 id="",
                 job=job.id,
-                version=version or job.version,
+                version=job.version,
                 state="staged" if ready_at > self.now else "ready",
                 trigger=trigger,
                 priority=rank,
@@ -113,11 +115,24 @@ class Reference:
                 blocked_key=None,
                 stop_reason=None,
                 overlap=None if spec.once or spec.overlap == "allow" else spec.overlap,
-                limited=spec.max_concurrency is not None,
+                limited=_has_limits(spec),
                 once=spec.once and trigger == "schedule",
                 origin=origin,
+                args=args,
+                key=self._key(spec, args),
             )
         )
+
+    def _key(self, spec: JobSpec, args: str | None) -> str | None:
+        """The concurrency key of a run; the last to make one says how many of it may run."""
+        if spec.shared_key is None:
+            return None
+        customer = "" if args is None else args.split('"')[3]
+        key = key_id(self.tenant, spec.shared_key.key.replace("{args.customer}", customer))
+        self._bounds[key] = max(self._bounds.get(key, 0), spec.shared_key.max)
+        known = self.want.limits.get(key)
+        self.want.limits[key] = Limit(self._bounds[key], known and known.tat)
+        return key
 
     def miss(self, job: Job, reason: str, instants: Sequence[datetime]) -> None:
         """One counted row for occurrences that get no run."""
@@ -142,6 +157,7 @@ class Reference:
                     scheduled_for=instants[-1],
                     worker=None,
                     origin=None,
+                    args=None,
                 )
             )
 
@@ -165,6 +181,7 @@ class Reference:
             scheduled_for=run.scheduled_for,
             worker=more.get("worker"),
             origin=run.origin,
+            args=run.args,
         )
 
     def leave(self, run: Run) -> None:
@@ -178,21 +195,39 @@ class Reference:
         self.record(run, run.attempt + 1, state, True, reason=reason)
         self.leave(run)
 
-    def running(self, job_id: str) -> int:
-        return sum(run.limited and run.state in HELD for run in self.want.runs_of(job_id))
-
-    def release(self, job_ids: Iterable[str]) -> None:
-        """waiting → ready: as many as the limit has room for, and the first that waits for an earlier run."""
-        for job_id in set(job_ids):
-            job = self.want.jobs[job_id]
-            room = 1000 if job.limit is None else max(0, job.limit - self.running(job_id))
-            for why, most in (("limit", room), ("overlap", 1)):
-                waiting = [run for run in self.want.runs_of(job_id) if run.blocked_by == why]
+    def release(self, keys: Iterable[str]) -> None:
+        """waiting → ready: as many as the limit has room for, as its rate lets through, and the first that waits for
+        an earlier run."""
+        for key in set(keys):
+            limit = self.want.limits.get(key)
+            room = 1000 if limit is None else max(0, limit.max - self.want.running(key))
+            for why, most in (("limit", {room}), ("rate", self._rooms(key)), ("overlap", {1})):
+                waiting = [r for r in self.want.runs.values() if r.blocked_by == why and r.blocked_key == key]
                 chosen = [run for run in waiting if self._seen(run).blocked_by != why]
-                must(len(chosen) == min(most, len(waiting)), f"{len(chosen)} of {len(waiting)} released by {why}")
+                allowed = {min(some, len(waiting)) for some in most}
+                must(len(chosen) in allowed, f"{len(chosen)} of {len(waiting)} released by {why}, not {allowed}")
                 first_of(waiting, chosen, lambda run: (run.order_key, run.id), f"release by {why}")
                 for run in chosen:
                     run.state, run.blocked_by, run.blocked_key = "ready", None, None
+
+    def _rooms(self, key: str) -> set[int]:
+        """How many a rate lets through. Jobs may have different ones for one key: that of the first counts."""
+        waiting = [run for run in self.want.runs.values() if run.blocked_by == "rate" and run.blocked_key == key]
+        first = min((run.order_key for run in waiting), default=None)
+        jobs = {run.job for run in waiting if run.order_key == first}
+        return {self._tokens(key, self.want.jobs[job].spec) for job in jobs} or {0}
+
+    def _tokens(self, key: str, spec: JobSpec) -> int:
+        if spec.rate is None:
+            return 1000
+        limit = self.want.limits.get(key)
+        ahead = timedelta(0) if limit is None or limit.tat is None else max(timedelta(0), limit.tat - self.now)
+        used = -(-ahead // spec.rate.gap)  # a token that has come in part has not come
+        return max(0, spec.rate.burst - used)
+
+    def gates(self, run: Run) -> set[str]:
+        """The limits that a run is under."""
+        return {run.job} if run.key is None else {run.job, run.key}
 
     def _seen(self, run: Run) -> Run:
         found = self.got.runs.get(run.id)
@@ -207,8 +242,10 @@ class Reference:
 
     def submit_job(self, job_id: str, spec: JobSpec) -> None:
         schedule = spec.schedule
-        job = Job(job_id, "active", 1, self.now, None, None, False, spec.max_concurrency, None, encode(spec).decode())
+        job = Job(job_id, "active", 1, self.now, None, None, False, None, encode(spec).decode())
         self.want.jobs[job_id] = job
+        if _has_limits(spec):
+            self.want.limits[job_id] = Limit(spec.max_concurrency or NO_BOUND, None)
         if schedule is None:
             self.make_run(job, "schedule", None)
         elif schedule.every is not None:
@@ -219,10 +256,10 @@ class Reference:
             job.cursor = schedule.at.at
         self.audit("job.create", f"job:{job_id}")
 
-    def submit_runs(self, job_id: str, asked: Sequence[tuple[datetime | None, int | None]]) -> None:
+    def submit_runs(self, job_id: str, asked: Sequence[tuple[datetime | None, int | None]], args: str | None) -> None:
         job = self.want.jobs[job_id]
         for at, priority in asked:
-            self.make_run(job, "api", at, priority)
+            self.make_run(job, "api", at, priority, args=args)
         self.audit("run.create", f"job:{job_id}")
 
     # ── plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -284,6 +321,8 @@ class Reference:
             return "limited" if run.limited else "go"
         if run.overlap == "skip":
             return "skipped_overlap"
+        if run.overlap == "replace":
+            return "overlap"
         queued = [e for e in self.in_front(run) if e.trigger == "schedule" and e.attempt == 0 and e.state not in HELD]
         return "coalesced" if run.overlap == "queue" and any(map(self.in_front, queued)) else "overlap"
 
@@ -322,17 +361,36 @@ class Reference:
         return self.got.runs.get(run.id) == self.before.runs.get(run.id)
 
     def _claim_limited(self, runs: list[Run], living: Counter[str], slots: int) -> None:
-        """In their order, until the slots are used up: who comes then stays where it is."""
+        """In their order, until the slots are used up (who comes then stays where it is): who finds room under all its
+        limits goes, who does not waits for the first that has none."""
         fits: list[Run] = []
         for run in sorted(runs, key=lambda run: (run.order_key, run.id)):
             if len(fits) == slots:
                 break
-            limit = self.want.jobs[run.job].limit
-            if limit is None or self.running(run.job) + sum(other.job == run.job for other in fits) < limit:
+            blocked = self._blocked_by(run, fits)
+            if blocked is None:
                 fits.append(run)
+                self._use_token(run)
             else:
-                run.state, run.blocked_by, run.blocked_key = "waiting", "limit", run.job
+                run.state, (run.blocked_by, run.blocked_key) = "waiting", blocked
         self._start(fits, living)
+
+    def _blocked_by(self, run: Run, going: Sequence[Run]) -> tuple[str, str] | None:
+        spec, rated = self.want.jobs[run.job].spec, run.key or run.job
+        of_job = self.want.running(run.job) + sum(other.job == run.job for other in going)
+        if of_job >= self.want.limits[run.job].max:
+            return "limit", run.job
+        if run.key is not None and spec.shared_key is not None:
+            of_key = self.want.running(run.key) + sum(other.key == run.key for other in going)
+            if of_key >= spec.shared_key.max:
+                return "limit", run.key
+        return None if spec.rate is None or self._tokens(rated, spec) else ("rate", rated)
+
+    def _use_token(self, run: Run) -> None:
+        """Whoever is let go has used it, though the worker may be gone."""
+        rate, limit = self.want.jobs[run.job].spec.rate, self.want.limits[run.key or run.job]
+        if rate is not None:
+            limit.tat = max(limit.tat or self.now, self.now) + rate.gap
 
     def _start(self, going: list[Run], living: Counter[str]) -> int:
         """→ running, one for each slot of a worker that lives; which of them, the product chooses."""
@@ -390,7 +448,8 @@ class Reference:
 
     def report(self, ends: Sequence[End]) -> set[tuple[str, int]]:
         """Answers what is accepted."""
-        freed, accepted = set(), set()
+        freed: set[str] = set()
+        accepted = set()
         for end in {(e.run, e.fence, e.worker): e for e in ends}.values():
             run = self.held(end.worker, end.run, end.fence)
             if run is None:
@@ -399,8 +458,8 @@ class Reference:
                     accepted.add((end.run, end.fence))
                 continue
             accepted.add((end.run, end.fence))
-            if run.limited or run.overlap in ("queue", "queue_all"):
-                freed.add(run.job)
+            if run.limited or run.overlap in ("queue", "queue_all", "replace"):
+                freed |= self.gates(run)
             self._end_attempt(run, end)
         self.release(freed)
         return accepted
@@ -421,7 +480,9 @@ class Reference:
         if end.outcome == "lost":
             run.ready_at = self._seen(run).ready_at
             must(self.now <= run.ready_at <= self.now + LOSS_DELAY, f"{run.id} comes back at {run.ready_at}")
-        run.order_key = run.ready_at - (run.priority - 500) * HEAD_START
+        place = run.ready_at - (run.priority - 500) * HEAD_START
+        # Who lost his worker keeps his place.
+        run.order_key = min(place, run.order_key) if end.outcome == "lost" else place
 
     def _following(self, run: Run, outcome: str) -> tuple[str, timedelta]:
         """Failures and losses count this end already."""
@@ -436,14 +497,14 @@ class Reference:
         return ("dead", nothing) if run.failures >= retry.max_attempts else ("staged", retry.delay.delta)
 
     def give_back(self, returned: Sequence[tuple[str, str, int]]) -> set[tuple[str, int]]:
-        accepted, freed = set(), set()
+        accepted, freed = set(), set[str]()
         for worker, run_id, fence in returned:
             run = self.held(worker, run_id, fence)
             if run is None:
                 continue
             accepted.add((run_id, fence))
             if run.stop_reason is not None:
-                freed.add(run.job)
+                freed |= self.gates(run)
                 self.end_unheld(run, "cancelled", "cancelled")
             else:
                 early = run.ready_at > self.now
@@ -483,7 +544,7 @@ class Reference:
     def _sweep_away(self, runs: list[Run], state: str, reason: str) -> None:
         for run in runs:
             self.end_unheld(run, state, reason)
-        self.release(run.job for run in runs if run.limited or run.overlap is not None)
+        self.release(key for run in runs if run.limited or run.overlap is not None for key in self.gates(run))
 
     def misfires(self) -> None:
         late = [run for run in self.want.runs.values() if self.is_misfire(run)]
@@ -514,11 +575,27 @@ class Reference:
         )
 
     def release_waiting(self) -> None:
-        waiting = [r for r in self.want.runs.values() if r.state == "waiting" and not self.want.jobs[r.job].on_hold]
-        for run in waiting:
-            if run.blocked_by == "paused":
+        paused = {job.id for job in self.want.jobs.values() if job.on_hold}
+        keys = {r.blocked_key for r in self.want.runs.values() if r.state == "waiting" and r.blocked_key not in paused}
+        for run in self.want.runs.values():
+            if run.blocked_by == "paused" and run.blocked_key in keys:
                 run.state, run.blocked_by, run.blocked_key = "ready", None, None
-        self.release(run.job for run in waiting)
+        self.release(key for key in keys if key is not None)
+
+    def replace_earlier(self) -> None:
+        """The youngest occurrence that waits to replace what stands before it: that is told to stop, or, if it had not
+        begun, is coalesced. Runs that somebody asked for and that have not begun are left: they are never skipped."""
+        for job_id in self.want.jobs:
+            waiting = [r.id for r in self.want.runs_of(job_id) if r.blocked_by == "overlap" and r.overlap == "replace"]
+            earlier = [run for run in self.want.runs_of(job_id) if waiting and run.id < max(waiting)]
+            replaced = [r for r in earlier if r.stop_reason is None and (r.state in HELD or r.trigger == "schedule")]
+            keys = {key for run in replaced for key in self.gates(run)}
+            for run in replaced:
+                if run.state == "running":
+                    run.state, run.stop_reason = "stopping", "replaced"
+                else:
+                    self.end_unheld(run, "skipped", "coalesced")
+            self.release(keys)
 
     # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -604,7 +681,7 @@ class Reference:
         frees = run.state in UNHELD and (run.limited or run.overlap is not None)
         self._cancel(run, reason, True)
         if frees:
-            self.release([run.job])
+            self.release(self.gates(run))
         self.audit("run.cancel", f"run:{run_id}")
 
     # ── edit ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -622,8 +699,9 @@ class Reference:
             self._still_owed(was)
         job.version, job.text = job.version + 1, text
         self.want.specs[job_id, job.version] = text
-        if old.max_concurrency != spec.max_concurrency:
-            job.limit = NO_BOUND if spec.max_concurrency is None else spec.max_concurrency
+        if _limits(old) != _limits(spec):
+            known = self.want.limits.get(job_id)
+            self.want.limits[job_id] = Limit(spec.max_concurrency or NO_BOUND, known and known.tat)
             self.release([job_id])
         if not moves:
             for at in gone:
@@ -643,18 +721,26 @@ class Reference:
     # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def retry(self, row: Ended) -> None:
-        self.make_run(self.want.jobs[row.job], "retry", None, row.priority, row.run)
+        self.make_run(self.want.jobs[row.job], "retry", None, row.priority, row.run, row.args)
         self.audit("run.retry", f"run:{row.run}")
 
     def redrive(self, letters: Sequence[Ended]) -> None:
         for row in letters:
             self.want.dead.remove(row.run)
-            self.make_run(self.want.jobs[row.job], "redrive", None, row.priority, row.run)
+            self.make_run(self.want.jobs[row.job], "redrive", None, row.priority, row.run, row.args)
         self.audit("dead.redrive", "dead-letters")
 
     def discard(self, run_ids: Sequence[str]) -> None:
         self.want.dead -= set(run_ids)
         self.audit("dead.discard", "dead-letters")
+
+
+def _limits(spec: JobSpec) -> tuple[Any, ...]:
+    return spec.max_concurrency, spec.concurrency_key, spec.rate_limit
+
+
+def _has_limits(spec: JobSpec) -> bool:
+    return _limits(spec) != (None, None, None)
 
 
 def _is_occurrence(row: Ended) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.simulation.reference import Broken
 from tests.simulation.rounds import play_round
 from tests.simulation.script import Script, every
 from tests.simulation.world import World
-from tocsin.flow import claim, plan, reap, report
+from tocsin.flow import claim, plan, reap, report, sweep
 from tocsin.flow.shared import transitions
 from tocsin.model.job import Schedule
 from tocsin.model.limits import admit
@@ -56,8 +57,37 @@ def story(play: Script) -> None:
     play.move(moves.release)
 
 
-def test_the_story_is_true(world: World) -> None:
-    story(Script.begin(world, Simulation.loop))
+def story_of_limits(play: Script) -> None:
+    """A key that two jobs share, a rate, and an occurrence that replaces the one before it."""
+    play.move(moves.register)
+    for _ in range(2):
+        play.later(1)
+        play.job(schedule=Schedule(manual=True), concurrency_key="shared")
+        play.move(moves.ask, 0, 0, 1)
+        play.move(moves.claim_, 0, 0, 2)
+    play.move(moves.report_)
+    play.move(moves.claim_, 0, 0, 2)
+    play.later(1)
+    play.job(schedule=Schedule(manual=True), rate_limit="1/s")
+    play.move(moves.ask, 0, 0, 2)
+    play.move(moves.claim_, 0, 0, 2)
+    play.later(0.5)
+    play.move(moves.release)
+    play.move(moves.claim_, 0, 0, 2)
+    play.later(1)
+    play.job(schedule=every(5), overlap="replace")
+    play.move(moves.plan_)
+    for _ in range(2):
+        play.later(5)
+        play.move(moves.renew)
+        play.move(moves.claim_, 0, 0, 2)
+    play.move(moves.replace_)
+    assert [run.state for run in play.runs() if run.stop_reason] == ["stopping"]
+
+
+@pytest.mark.parametrize("told", [story, story_of_limits])
+def test_the_story_is_true(world: World, told: Callable[[Script], None]) -> None:
+    told(Script.begin(world, Simulation.loop))
 
 
 LIES: list[tuple[Any, str, str, str]] = [
@@ -71,15 +101,33 @@ LIES: list[tuple[Any, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("step", "statement", "truth", "lie"), LIES)
+LIES_ABOUT_LIMITS: list[tuple[Any, str, str, str]] = [
+    (claim, "weigh", "b.key_id = l.key", "b.key_id is null"),
+    (claim, "take_limited", "set tat = u.tat", "set tat = null"),
+    (transitions, "release", "select j.rate_burst - greatest", "select j.rate_burst + 1 - greatest"),
+    (transitions, "stage", "coalesce(n.key_id, j.key_id)", "n.key_id"),
+    (sweep, "replacing", "w.overlap = 'replace'", "w.overlap = 'queue'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("told", "step", "statement", "truth", "lie"),
+    [*((story, *lie) for lie in LIES), *((story_of_limits, *lie) for lie in LIES_ABOUT_LIMITS)],
+)
 def test_a_lie_is_noticed(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: Any, statement: str, truth: str, lie: str
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Callable[[Script], None],
+    step: Any,
+    statement: str,
+    truth: str,
+    lie: str,
 ) -> None:
     text = step.SQL[statement]
     assert truth in text
     monkeypatch.setitem(step.SQL, statement, text.replace(truth, lie))
     with pytest.raises(Broken):
-        story(Script.begin(world, Simulation.loop))
+        told(Script.begin(world, Simulation.loop))
 
 
 def test_one_more_than_a_limit_allows_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ class World:
 
     async def _compare(self, move: Move, result: Any, got: Book | None = None) -> None:
         got = got or await read(self.observer)
-        reference = Reference(self.book, got, self.now, HORIZON)
+        reference = Reference(self.book, got, self.now, HORIZON, self.who.tenant_id)
         if isinstance(result, Contention):
             raise Broken(f"{move.name} was alone and met {result}")
         repeated = move.key is not None and move.key in self.book.keys

@@ -77,7 +77,8 @@ select p.tenant_id, w.job_id::text as job_id, w.id::text as id, e.keys
  cross join lateral (
         select coalesce(array_agg(distinct e.key_id::text) filter (where e.key_id is not null), '{}') as keys, count(*)
           from runs e
-         where e.job_id = w.job_id and e.id < w.id and e.trigger <> 'backfill' and e.stop_reason is null) e
+         where e.job_id = w.job_id and e.id < w.id and e.trigger <> 'backfill' and e.stop_reason is null
+           and (e.trigger = 'schedule' or e.state = 'running')) e
  where e.count > 0
  limit 100
 

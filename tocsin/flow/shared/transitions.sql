@@ -175,19 +175,21 @@ select tenant_id, id::text as id, job_id::text as job_id, key_id::text as key_id
 -- Take the runs that are to be cancelled, so that the statement after it sees what each of them is by now.
 select r.id from runs r
  where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3)
-   and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill')
+   and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill'
+                            and (r.trigger = 'schedule' or r.state in ('running', 'stopping')))
  order by r.id
    for update
 
 -- :name cancel_runs
 -- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
--- $3 one run, or null for all; $4 those before a run that replaces them, or null; $5: whether what runs is stopped;
--- $6 the reason.
+-- $3 one run, or null for all; $4 those before a run that replaces them, or null (what somebody asked for and has not
+-- begun is not replaced: it is never skipped); $5: whether what runs is stopped; $6 the reason.
 with locked as materialized (
     select r.ctid as place, r.state
       from runs r
      where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3)
-       and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill')
+       and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill'
+                                and (r.trigger = 'schedule' or r.state in ('running', 'stopping')))
      order by r.id
 ),
 stopping as (
