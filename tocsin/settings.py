@@ -56,6 +56,10 @@ class Settings:
     drain_seconds: float = _doc("How long a worker that is told to stop waits for what it runs.", 10.0)
     horizon_seconds: float = _doc("How far ahead occurrences are staged.", 10.0)
     ahead_seconds: float = _doc("How long before its instant a run may be handed to a free worker; 0: never.", 1.0)
+    prefer_seconds: float = _doc("How long a run waits for a worker with the labels it prefers; 0: not at all.", 2.0)
+    reserve_after_seconds: float = _doc(
+        "How long a run waits for room on a worker before one is kept free of smaller runs for it.", 30.0
+    )
     database_connections: int = _doc(
         "Connections per server for calls and loops, in each of two roles; workers have six of their own.", 8
     )
@@ -76,6 +80,9 @@ class Settings:
             raise SetupError(f"drain_seconds must not be negative, but is {self.drain_seconds:g}")
         if not 0 <= self.ahead_seconds <= self.lease_seconds / 2:
             raise SetupError("ahead_seconds must be between 0 and half of lease_seconds")
+        for name in ("prefer_seconds", "reserve_after_seconds"):
+            if not 0 <= getattr(self, name) <= 86_400:
+                raise SetupError(f"{name} must be between 0 and 86400, not {getattr(self, name):g}")
         if not 0 < self.port < 65536:
             raise SetupError(f"port {self.port} is not between 1 and 65535")
 

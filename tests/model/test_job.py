@@ -126,9 +126,6 @@ def test_every_wrong_field_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("given", "path"),
     [
-        ({"resources": {"cpu": 1}}, "resources"),
-        ({"placement": {"require": {"a": "b"}}}, "placement"),
-        ({"circuit": "c"}, "circuit"),
         ({"depends_on": [{"job": "a"}]}, "depends_on"),
         ({"secrets": {"A": "b"}}, "secrets"),
         ({"notify": [{}]}, "notify"),

@@ -79,8 +79,6 @@ def test_durations_and_names_read_as_the_server_reads_them() -> None:
 def test_what_is_not_built_is_not_promised_and_refused() -> None:
     """And the other way round: a field that the model begins to act on must come into the document."""
     values: dict[str, Any] = {
-        "resources": {"cpu": 1},
-        "placement": {"require": {"a": "b"}},
         "depends_on": [{"job": "a"}],
         "secrets": {"A": "b"},
         "notify": [{"on": ["failure"]}],
@@ -109,9 +107,12 @@ async def test_replies_fit_their_schemas(scene: Scene) -> None:
     await api.call("PUT", "/v1/calendars/daily", json={"days": ["2026-12-25"], "weekdays": ["SUN"]})
     worker = await api.node.gateway.register(await scene.who(), _registration())
     ids = {"jobs": cron["id"], "runs": run["id"], "workers": worker.worker_id}
+    names = {"pools": "default"}
     for (method, path), op in OPERATIONS.items():
         if method == "GET" and (method, path) in BUILT and op.media == "application/json":
-            found = await api.get(path.replace("{id}", ids.get(path.split("/")[2], "")).replace("{name}", "daily"))
+            noun = path.split("/")[2]
+            named = path.replace("{name}", names.get(noun, "daily")).replace("{slug}", "acme")
+            found = await api.get(named.replace("{id}", ids.get(noun, "")))
             validator(
                 operation(method, path)["responses"][str(op.status)]["content"]["application/json"]["schema"]
             ).validate(found)

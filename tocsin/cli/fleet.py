@@ -38,6 +38,9 @@ def _fields(worker: Document) -> Fields:
     yield "state", worker.get("state") or ""
     yield "running", str(worker.get("running", ""))
     yield "slots", str(worker.get("slots", ""))
+    resources = worker.get("resources") or {}
+    for name, most in (resources.get("total") or {}).items():
+        yield name, f"{resources['free'][name]:g} free of {most:g}"
     yield "labels", pairs(worker.get("labels"))
     yield "targets", ", ".join(map(str, worker.get("targets") or ()))
     yield "functions", ", ".join(map(str, worker.get("functions") or ()))

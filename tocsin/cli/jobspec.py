@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from tocsin.cli.shared import assignments, json_object, json_value
+from tocsin.cli.shared import assignments, json_object, json_value, megabytes
 
 Document = dict[str, Any]
 
@@ -58,6 +58,16 @@ class Flags:
     cwd: Annotated[str | None, typer.Option(help="The command's folder on the worker.")] = None
     pool: Annotated[str | None, typer.Option(help="Which workers.")] = None
     priority: Annotated[int | None, typer.Option(help="0 to 1000, 1000 first.")] = None
+    cpu: Annotated[float | None, typer.Option(help="Processors that a run takes.")] = None
+    memory: Annotated[str | None, typer.Option(help="Memory that a run takes, such as 512m or 8g.")] = None
+    disk: Annotated[str | None, typer.Option(help="Disk that a run takes, such as 10g.")] = None
+    gpus: Annotated[int | None, typer.Option(help="Gpus that a run takes.")] = None
+    require: Annotated[
+        list[str] | None, typer.Option(help="A label that its worker must have.", metavar="NAME=VALUE")
+    ] = None
+    prefer: Annotated[
+        list[str] | None, typer.Option(help="A label whose worker is waited for a moment.", metavar="NAME=VALUE")
+    ] = None
     timeout: Annotated[str | None, typer.Option(help="Longest time of one attempt.")] = None
     max_attempts: Annotated[int | None, typer.Option(help="How often it may fail before it is dead.")] = None
     overlap: Annotated[str | None, typer.Option(help="skip, queue, queue_all, allow or replace.")] = None
@@ -66,6 +76,7 @@ class Flags:
         str | None, typer.Option(help="One at a time of all runs with this key, such as customer-{args.customer}.")
     ] = None
     rate_limit: Annotated[str | None, typer.Option(help="How often it may start, such as 100/min.")] = None
+    circuit: Annotated[str | None, typer.Option(help="The circuit of what it calls: see `tocsin circuit`.")] = None
     tag: Annotated[list[str] | None, typer.Option(help="A tag.", metavar="NAME=VALUE")] = None
     description: Annotated[str | None, typer.Option(help="For people.")] = None
 
@@ -82,15 +93,24 @@ class Flags:
             name=self.name,
             pool=self.pool,
             priority=self.priority,
+            resources=self._resources(),
+            placement=compact(
+                require=assignments(self.require, "--require"), prefer=assignments(self.prefer, "--prefer")
+            ),
             timeout=self.timeout,
             retry=compact(max_attempts=self.max_attempts),
             overlap=self.overlap,
             max_concurrency=self.max_concurrency,
             concurrency_key=self.concurrency_key,
             rate_limit=self.rate_limit,
+            circuit=self.circuit,
             tags=assignments(self.tag, "--tag"),
             description=self.description,
         )
+
+    def _resources(self) -> Document:
+        sizes = {"memory_mb": megabytes(self.memory, "--memory"), "disk_mb": megabytes(self.disk, "--disk")}
+        return compact(cpu=self.cpu, gpus=self.gpus, **sizes)
 
     def _when(self) -> Document:
         names = (*KINDS, "starting_at", "until", "max_runs", "jitter", "calendar")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tocsin.cli.shared import assignments
+from tocsin.cli.shared import assignments, megabytes
 
 if TYPE_CHECKING:
     from tocsin.settings import Settings
@@ -69,6 +69,10 @@ def worker(
     pool: Annotated[str, typer.Option(help="The pool it serves.")] = "default",
     slots: Slots = None,
     label: Annotated[list[str] | None, typer.Option(help="A label.", metavar="NAME=VALUE")] = None,
+    cpu: Annotated[float | None, typer.Option(min=0, help="Processors it offers; else all there are.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory it offers, such as 8g; else all there is.")] = None,
+    disk: Annotated[str | None, typer.Option(help="Disk it offers, such as 10g; else what is free.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Gpus it offers; else those of NVIDIA's driver.")] = None,
     name: Annotated[str | None, typer.Option(help="Its name in lists; else the machine's and the process's.")] = None,
 ) -> None:
     """Run one worker."""
@@ -77,7 +81,10 @@ def worker(
     settings = load_settings()
     found = credentials.find(purpose="worker")
     labels = assignments(label, "--label")
+    from tocsin.worker import machine
     from tocsin.worker.main import run
+
+    told = {"cpu": cpu, "memory_mb": megabytes(memory, "--memory"), "disk_mb": megabytes(disk, "--disk"), "gpus": gpus}
 
     code = run(
         url=found.url,
@@ -87,6 +94,7 @@ def worker(
         slots=slots or _default_slots(),
         name=name or _default_name(),
         labels=labels,
+        resources=machine.resources() | {key: amount for key, amount in told.items() if amount is not None},
         settings=settings,
     )
     raise typer.Exit(code)

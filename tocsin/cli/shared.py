@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -134,6 +135,19 @@ def assignments(texts: Iterable[str] | None, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{text!r} is not name=value", param_hint=option)
         found[name] = value
     return found
+
+
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
+
+
+def megabytes(text: str | None, option: str) -> int | None:
+    """A size such as 512m, 8g or 1.5t; a bare number is MB. Whole MB, rounded up."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size such as 512m or 8g", param_hint=option)
+    return math.ceil(float(match[1]) * 1024.0 ** ("kmgt".index(match[2].lower() or "m") - 1))
 
 
 def tag_filter(tag: str | None) -> str | None:

@@ -225,8 +225,18 @@ def _tocsin(*arguments: str) -> list[str]:
 def _worker_commands(workers: int, slots: int | None, module: str | None) -> list[list[str]]:
     options = [] if slots is None else ["--slots", str(slots)]
     modules = [] if module is None else ["--", module]
+    if workers > 1:  # each offers its part of the machine, for together they have no more than that
+        options += _parts_of_machine(workers)
     names = [[]] if workers == 1 else [["--name", f"{socket.gethostname()}-{n}"] for n in range(1, workers + 1)]
     return [_tocsin("worker", *options, *name, *modules) for name in names]
+
+
+def _parts_of_machine(workers: int) -> list[str]:
+    from tocsin.worker import machine
+
+    parts = {name: amount / workers for name, amount in machine.resources().items()}
+    sizes = ("--memory", f"{int(parts['memory_mb'])}m", "--disk", f"{int(parts['disk_mb'])}m")
+    return ["--cpu", f"{parts['cpu']:.3f}", *sizes, "--gpus", str(int(parts["gpus"]))]
 
 
 def server_environment(settings: Settings, outer: Mapping[str, str]) -> dict[str, str]:

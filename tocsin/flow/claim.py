@@ -1,21 +1,25 @@
 """claim: hand due runs to workers. One statement picks fairly, judges (overlap, pause, deadline), and marks running.
 
 The dispatcher says from which (lane, tenant) how many may be taken and where their live entries begin; the statement
-says which. Runs under an exact limit take a second, short transaction under the limit's lock.
+says which. Runs under an exact limit, and those that need more of a worker than a slot, take a second, short
+transaction under the locks of the limits and the workers.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Key, gates
 from tocsin.model.limits import Rate, Verdict, Wish, admit
-from tocsin.store.db import Database, Row, Sql, columns
+from tocsin.model.resources import NOTHING, Amounts, Guest, Room, Seating
+from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import CLAIMED, MISSED, START_LAG, STEP_SECONDS
 
 SQL = Sql(__file__, SHARED)
@@ -30,29 +34,62 @@ class Share(NamedTuple):
     most: int
     floor: datetime
     due_floor: datetime = THE_BEGINNING  # of what is staged
+    fitted: bool = False  # its runs need more than a slot
+
+
+class Fitting(NamedTuple):
+    """By what runs that need more than a slot find their worker. `spare`: further slots, for them alone; `lanes`: what
+    each worker may take from (all, if it is not named); `kept`: workers that are kept for a run; `near_wait`: how long
+    a run waits for a worker that it prefers; `patience`: how long it waits for room before a worker is kept for it."""
+
+    spare: Sequence[str] = ()
+    lanes: Mapping[str, Collection[int]] = {}
+    kept: Mapping[str, str] = {}
+    near_wait: timedelta = timedelta(seconds=2)
+    patience: timedelta = timedelta(seconds=30)
+
+
+class Unfit(NamedTuple):
+    """A run for which no worker had room; `until`: it waited for one that it prefers, and no longer than that."""
+
+    lane_id: int
+    tenant_id: int
+    run_id: str
+    order_key: datetime
+    until: datetime | None
 
 
 class Taken(NamedTuple):
     """The claimed rows, each with the `slot` it goes to (from 1); the places of all that left the queue, among them
-    what was parked or ended instead of claimed; when the rates that were used let the next one through; and whether
-    something waits for what it is to replace."""
+    what was parked or ended instead of claimed; when the rates that were used let the next one through; whether
+    something waits for what it is to replace; what found no worker; and who of those it looked at is kept for whom."""
 
     rows: list[Row]
     left: Counter[tuple[int, int]]
     opens: dict[Key, datetime]
     replaces: bool
+    unfit: Sequence[Unfit] = ()
+    kept: Mapping[str, str | None] = {}
 
 
-# Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, `limited` for its limit's lock.
-_LEAVES = ("paused", "overlap", "replace", "skipped_overlap", "coalesced", "limit", "rate")
+# Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, what is bound for locks.
+_LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coalesced", "limit", "rate")
 
 
-async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> Taken:
+_FITTED = ("fitted", "fitted_limited")
+_BOUND = ("limited", *_FITTED)
+# So many runs of a lane are looked at, for one that is too large for those who have room is not to stand in the way.
+LOOK = 100
+ANYWHERE = Fitting()
+
+
+async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitting: Fitting = ANYWHERE) -> Taken:
     """Claim up to one run for each of `slots`, each named by the worker that has it free."""
-    workers, whose = _seats(slots)
+    workers, whose = _seats([*slots, *fitting.spare])
+    looks = [s._replace(most=max(s.most, LOOK)) if s.fitted else s for s in shares]
     sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
-        rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 5))
+        rows = await db.fetch("vital", SQL["take"], workers, whose[: len(slots)], *columns(looks, 6)[:5])
     received = time.monotonic()
     await db.failpoints.hit("claim.after_commit")
     going = [row for row in rows if row["verdict"] == "go"]
@@ -61,18 +98,19 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str]) -> T
         db.clock.observe(going[0]["claimed_at"], sent, received)
     others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
     left = Counter((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
-    limited = [row for row in others if row["verdict"] == "limited"]
-    opens: dict[Key, datetime] = {}
-    if limited and len(going) < len(slots):
+    bound = [row for row in others if row["verdict"] in _BOUND]
+    more = _Bound([], [], {})
+    seats = len(whose) if any(row["verdict"] in _FITTED for row in bound) else len(slots)
+    if bound and len(going) < seats:
         used = {row["slot"] for row in going}
-        free = [slot for slot in range(1, len(slots) + 1) if slot not in used]
-        more = await _take_limited(db, limited, workers, [whose[slot - 1] for slot in free])
+        free = [slot for slot in range(1, seats + 1) if slot not in used]
+        more = await _take_bound(db, bound, workers, [whose[slot - 1] for slot in free], _Caps(shares), fitting)
         left.update(more.parked)
-        opens = more.opens
         going += [_Seated(row, free[row["slot"] - 1]) for row in more.rows]
     _count(going, others)
     left.update((row["lane_id"], row["tenant_id"]) for row in going)
-    return Taken(going, left, opens, any(row["verdict"] == "replace" for row in others))
+    replaces = any(row["verdict"] == "replace" for row in others)
+    return Taken(going, left, more.opens, replaces, more.unfit, more.kept)
 
 
 def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -82,46 +120,152 @@ def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:
     return workers, [index[worker] for worker in slots]
 
 
-class _Limited(NamedTuple):
-    """What came of runs under limits: those claimed, the places of those parked, and when rates let more through."""
+class _Bound(NamedTuple):
+    """What came of runs with limits or needs: those claimed, the places of those parked, when rates let more through,
+    and as in `Taken`."""
 
-    rows: list[Row]
+    rows: Sequence[Row | _Seated]
     parked: list[tuple[int, int]]
     opens: dict[Key, datetime]
+    unfit: Sequence[Unfit] = ()
+    kept: Mapping[str, str | None] = {}
 
 
-async def _take_limited(db: Database, candidates: list[Row], workers: list[str], whose: list[int]) -> _Limited:
-    """Under the locks of their limits, let those start that the limits have room for, and park the others. A run one
-    of whose limits somebody else holds is left for the next claim."""
-    gated = {row["id"]: gates(Key(row["tenant_id"], row["job_id"]), row["key_id"]) for row in candidates}
+async def _take_bound(
+    db: Database, candidates: list[Row], workers: list[str], whose: list[int], caps: _Caps, fitting: Fitting
+) -> _Bound:
+    """Under the locks of their limits and of the workers, let those start that there is room for, and park those that
+    a limit holds. A run one of whose limits somebody else holds is left for the next claim."""
+    gated = {row["id"]: _gates(row) for row in candidates}
     keys = sorted({key for keys in gated.values() for key in keys})
     async with db.transaction("claim_limited", "vital") as connection:
-        rows = await connection.fetch(SQL["lock_limits"], *columns(keys, 2))
+        rows = await connection.fetch(SQL["lock_limits"], *columns(keys, 2)) if keys else []
         locked = {Key(row["tenant_id"], row["key"]) for row in rows}
+        fitted = any(row["verdict"] in _FITTED for row in candidates)
+        fit = await _Fit.between(connection, candidates, workers, whose, fitting) if fitted else None
         picked = [(row["tenant_id"], row["id"]) for row in candidates if locked.issuperset(gated[row["id"]])]
         if not picked:
-            return _Limited([], [], {})
+            return _Bound([], [], {})
         known = await connection.fetch(SQL["weigh"], *columns(picked, 2), *columns(sorted(locked), 2))
         runs = [row for row in known if row["place"] is not None]
         limits = {row["id"]: row for row in known if row["place"] is None}
-        verdict = _judge(runs, limits, len(whose))
+        verdict = _judge(runs, limits, len(whose), caps, fit)
         parked = [(runs[b.run]["place"], b.by, b.key) for b in verdict.blocked]
         used = [(limits[key]["tenant_id"], key, tat) for key, tat in verdict.tats.items()]
         going = [runs[i]["place"] for i in verdict.going]
+        # A worker that was found by its lock lives until we commit, so each run goes to the very slot it was given.
+        seats = list(range(len(whose))) if fit is None else [fit.slot(runs[i]["id"]) for i in verdict.going]
         claimed = await connection.fetch(
-            SQL["take_limited"], workers, whose, going, *columns(parked, 3), *columns(used, 3)
+            SQL["take_limited"], workers, [whose[s] for s in seats], going, *columns(parked, 3), *columns(used, 3)
         )
     left = [(runs[b.run]["lane_id"], runs[b.run]["tenant_id"]) for b in verdict.blocked]
-    return _Limited(claimed, left, _openings(runs, limits, verdict))
+    seated = [_Seated(row, seats[row["slot"] - 1] + 1) for row in claimed]
+    opens = _openings(runs, limits, verdict)
+    return _Bound(seated, left, opens) if fit is None else _Bound(seated, left, opens, fit.unfit, fit.kept)
 
 
-def _judge(runs: Sequence[Row], limits: Mapping[str, Row], slots: int) -> Verdict:
+def _gates(run: Row) -> list[Key]:
+    return [] if run["verdict"] == "fitted" else gates(Key(run["tenant_id"], run["job_id"]), run["key_id"])
+
+
+class _Caps:
+    """How many runs may go from places where more are looked at."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._left = {(s.lane_id, s.tenant_id): s.most for s in shares if s.fitted}
+
+    def reached(self, run: Row) -> bool:
+        """Whether no more may go from where this run stands."""
+        return self._left.get((run["lane_id"], run["tenant_id"]), 1) <= 0
+
+    def use(self, run: Row) -> None:
+        """One has gone."""
+        place = run["lane_id"], run["tenant_id"]
+        if place in self._left:
+            self._left[place] -= 1
+
+
+class _Fit:
+    """Where runs that need more than a slot go: between workers whose rows are held, with what is left of them."""
+
+    def __init__(self, rooms: dict[str, Room], preferred: Mapping[int, Row], fitting: Fitting) -> None:
+        self._workers, self._seating = list(rooms), Seating(list(rooms.values()))
+        self._preferred, self._fitting = preferred, fitting
+        self.unfit: list[Unfit] = []
+
+    @classmethod
+    async def between(
+        cls, connection: Connection, candidates: list[Row], workers: list[str], whose: list[int], fitting: Fitting
+    ) -> _Fit:
+        """Hold the workers that have these free slots, and count what the runs they hold have of them."""
+        slots: dict[str, list[int]] = {}
+        for slot, worker in enumerate(whose):
+            slots.setdefault(workers[worker - 1], []).append(slot)
+        held = {row["id"]: row for row in await connection.fetch(SQL["lock_workers"], list(slots))}
+        used = {row["id"]: Amounts(*row["used"]) for row in await connection.fetch(SQL["holdings"], list(held))}
+        rooms = {
+            worker: Room(
+                slots[worker],
+                Amounts(*held[worker]["resources"]),
+                used[worker],
+                msgspec.json.decode(held[worker]["labels"]),
+                fitting.lanes.get(worker),
+                fitting.kept.get(worker),
+            )
+            for worker in slots
+            if worker in held
+        }
+        lanes = sorted({row["lane_id"] for row in candidates})
+        return cls(rooms, {row["id"]: row for row in await connection.fetch(SQL["wanted_labels"], lanes)}, fitting)
+
+    def seat(self, run: Row) -> bool:
+        """Whether there is a worker for this run; it is given its slot."""
+        wanted = self._preferred.get(run["lane_id"])
+        until = run["ready_at"] + self._fitting.near_wait if wanted is not None and wanted["near"] else None
+        near_only = until is not None and run["now"] < until
+        # One whose worker is not here is left to that worker: another one is not kept as well.
+        starving = run["now"] - run["ready_at"] >= self._fitting.patience
+        guest = Guest(
+            run["id"],
+            run["lane_id"],
+            NOTHING if run["needs"] is None else Amounts(*run["needs"]),
+            {} if wanted is None else msgspec.json.decode(wanted["prefer"]),
+            near_only,
+            starving and run["id"] not in self._fitting.kept.values(),
+        )
+        if self._seating.seat(guest):
+            return True
+        until = until if near_only else None
+        self.unfit.append(Unfit(run["lane_id"], run["tenant_id"], run["id"], run["order_key"], until))
+        return False
+
+    def slot(self, run_id: str) -> int:
+        """The slot that a run was given (from 0)."""
+        return self._seating.slot_of[run_id]
+
+    @property
+    def kept(self) -> dict[str, str | None]:
+        """For whom each of these workers is kept."""
+        return {worker: self._seating.kept.get(i) for i, worker in enumerate(self._workers)}
+
+
+def _judge(runs: Sequence[Row], limits: Mapping[str, Row], slots: int, caps: _Caps, fit: _Fit | None) -> Verdict:
     wishes = [
-        Wish(i, r["job_id"], r["key_id"], limits[r["job_id"]]["max"], r["max"], _rate(r)) for i, r in enumerate(runs)
+        Wish(i, r["job_id"], r["key_id"], limits[r["job_id"]]["max"], r["max"], _rate(r))
+        if r["limited"]
+        else Wish(i, "")
+        for i, r in enumerate(runs)
     ]
+
+    def seat(i: int) -> bool:
+        if caps.reached(runs[i]) or (fit is not None and not fit.seat(runs[i])):
+            return False
+        caps.use(runs[i])
+        return True
+
     running = {key: row["running"] for key, row in limits.items()}
     tats = {key: row["tat"] for key, row in limits.items()}
-    return admit(wishes, running, tats, runs[0]["now"], slots) if runs else Verdict([], [], {})
+    return admit(wishes, running, tats, runs[0]["now"], slots, seat) if runs else Verdict([], [], {})
 
 
 def _rate(run: Row) -> Rate | None:
@@ -132,6 +276,8 @@ def _openings(runs: Sequence[Row], limits: Mapping[str, Row], verdict: Verdict) 
     """When each rate that was used, or that somebody waits for, lets the next one through."""
     out: dict[Key, datetime] = {}
     for run in runs:
+        if not run["limited"]:
+            continue
         key, rate = run["key_id"] or run["job_id"], _rate(run)
         tat = verdict.tats.get(key, limits[key]["tat"])
         if rate is not None and tat is not None:
@@ -147,7 +293,7 @@ class _Seated:
     def __init__(self, row: Row, slot: int) -> None:
         self._row, self._slot = row, slot
 
-    def __getitem__(self, name: str) -> object:
+    def __getitem__(self, name: str) -> Any:
         return self._slot if name == "slot" else self._row[name]
 
 
@@ -212,6 +358,42 @@ async def heads_from(db: Database, places: Sequence[tuple[int, int, datetime, da
     return [Head(*row) for row in await db.fetch("vital", SQL["heads_from"], *columns(places, 4))]
 
 
-async def weights(db: Database) -> dict[int, int]:
-    """Each tenant's share."""
-    return {row["id"]: row["weight"] for row in await db.fetch("vital", SQL["weights"])}
+async def foremost(
+    db: Database, places: Sequence[tuple[int, int, datetime, datetime]], slots: int
+) -> dict[tuple[int, int], int]:
+    """Of the first `slots` runs in one order over all these (lane, tenant, floor, floor of what is staged): how many
+    stand in each place."""
+    rows = await db.fetch("vital", SQL["foremost"], *columns(places, 4), slots)
+    return {places[row["place"] - 1][:2]: row["runs"] for row in rows}
+
+
+class Terms(NamedTuple):
+    """A tenant's share, and how many of its runs may run at once."""
+
+    weight: int = 1
+    max_running: int | None = None
+
+
+async def tenants(db: Database) -> dict[int, Terms]:
+    """By what tenants are served."""
+    return {row["id"]: Terms(row["weight"], row["max_running"]) for row in await db.fetch("vital", SQL["tenants"])}
+
+
+async def running(db: Database, tenant_ids: Sequence[int]) -> dict[int, int]:
+    """How many runs of these tenants workers hold."""
+    return {row["tenant_id"]: row["runs"] for row in await db.fetch("vital", SQL["running"], list(tenant_ids))}
+
+
+class Pool(NamedTuple):
+    """By what a pool is served: `policy` is `fair` (tenants by weight), or `priority` or `fifo` (all runs in one
+    order); `head_start` is what one point of priority is worth."""
+
+    policy: str = "fair"
+    head_start: timedelta = timedelta(milliseconds=20)
+    paused: bool = False
+
+
+async def pools(db: Database) -> dict[str, Pool]:
+    """By what pools are served."""
+    rows = await db.fetch("vital", SQL["pools"])
+    return {row["name"]: Pool(row["policy"], row["head_start"], row["paused"]) for row in rows}

@@ -6,13 +6,14 @@ with fence as (
       from cluster c
 ),
 living as materialized (
-    -- The slots of workers whose lease holds: a poll may outlive its worker.
+    -- The slots of workers whose lease holds: a poll may outlive its worker. A paused pool has none.
     select array_agg(s.slot::int order by s.slot) as slots
       from (select array_agg(w.lives order by k.n) as lives
               from unnest($1::uuid[]) with ordinality as k(id, n)
               left join lateral (
                     select true as lives from workers w
                      where w.id = k.id and w.state <> 'gone' and w.lease_until > now()
+                       and not exists (select from pools p where p.name = w.pool and p.paused_at is not null)
                      limit 1) w on true) l
      cross join unnest($2::int[]) with ordinality as s(worker, slot)
      where l.lives[s.worker]
@@ -26,11 +27,13 @@ living as materialized (
       from going g, fence f
      where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
     returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
-              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, (select slots from living)[g.rank] as slot
+              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, r.circuit_id,
+              (select slots from living)[g.rank] as slot
 
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
--- (→ waiting) or ended (→ skipped). Rows under an exact limit are only named: they need the limit's lock first.
+-- (→ waiting) or ended (→ skipped). Rows under an exact limit, or with needs of their own, are only named: they need the
+-- lock of the limit, or of a worker, first.
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares
 --   $6 floors of what is ready  $7 floors of what is staged
 -- :include slots
@@ -44,7 +47,7 @@ ready as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id
+                   r.key_id, r.circuit_id, r.canary, r.needs
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                and r.order_key >= w.floor
@@ -57,7 +60,7 @@ due as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id
+                   r.key_id, r.circuit_id, r.canary, r.needs
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at >= w.due_floor and r.ready_at <= now()
@@ -77,7 +80,16 @@ judged as materialized (
                      where e.job_id = p.job_id and e.id < p.id and e.trigger <> 'backfill'
                        and (e.state in ('ready', 'waiting', 'running', 'stopping')
                             or e.state = 'staged' and (e.ready_at <= now() or e.attempt > 0)))
-               then case when p.limited then 'limited' else 'go' end
+               then case
+                        when p.circuit_id is not null and exists (
+                             select from circuits c
+                              where c.tenant_id = p.tenant_id and c.id = p.circuit_id
+                                and (c.state = 'open' or c.state = 'half_open' and not p.canary))
+                        then 'breaker'
+                        when p.needs is not null then case when p.limited then 'fitted_limited' else 'fitted' end
+                        when p.limited then 'limited'
+                        else 'go'
+                    end
                when p.overlap = 'skip' then 'skipped_overlap'
                when p.overlap = 'replace' then 'replace'
                -- One occurrence waits: is there an earlier one that has not started, behind yet another?
@@ -106,10 +118,11 @@ claimed as (
 ),
 parked as (
     update runs r
-       set state = 'waiting', blocked_by = case j.verdict when 'paused' then 'paused' else 'overlap' end,
-           blocked_key = r.job_id
+       set state = 'waiting',
+           blocked_by = case when j.verdict in ('paused', 'breaker') then j.verdict else 'overlap' end,
+           blocked_key = case j.verdict when 'breaker' then r.circuit_id else r.job_id end, canary = false
       from judged j
-     where j.verdict in ('paused', 'overlap', 'replace') and r.ctid = j.place
+     where j.verdict in ('paused', 'breaker', 'overlap', 'replace') and r.ctid = j.place
     returning r.id
 ),
 ended as (
@@ -121,7 +134,8 @@ ended as (
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
-       c.once or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special, null::text as key_id
+       c.once or c.circuit_id is not null or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special,
+       null::text as key_id
   from claimed c
 union all
 select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id, true,
@@ -139,17 +153,47 @@ select l.tenant_id, l.key::text as key
          limit 1
            for no key update skip locked) l
 
+-- :name lock_workers
+-- Whoever gives out a worker's resources holds its row. One that somebody else holds is left out: claims never wait.
+select w.id::text as id, w.resources, w.labels::text as labels
+  from unnest($1::uuid[]) as k(id)
+ cross join lateral (
+        select * from workers w
+         where w.id = k.id and w.state <> 'gone' and w.lease_until > now()
+         limit 1
+           for no key update skip locked) w
+
+-- :name holdings
+-- What the runs that these workers hold have of them, read after the locks: whatever a worker says, and whatever it knows
+-- of, this is what was given out.
+select k.id::text as id, u.used
+  from unnest($1::uuid[]) as k(id)
+ cross join lateral (
+        select array[coalesce(sum(r.needs[1]), 0), coalesce(sum(r.needs[2]), 0), coalesce(sum(r.needs[3]), 0),
+                     coalesce(sum(r.needs[4]), 0)]::bigint[] as used
+          from runs r
+         where r.worker_id = k.id and r.needs is not null and r.state in ('running', 'stopping')) u
+
+-- :name wanted_labels
+-- The labels that these lanes prefer, and whether a worker that has them lives.
+select l.id, l.prefer::text as prefer,
+       exists (select from workers w
+                where w.pool = l.pool and w.state = 'live' and w.lease_until > now() and w.labels @> l.prefer) as near
+  from lanes l
+ where l.id = any($1::int[]) and l.prefer <> '{}'
+
 -- :name weigh
--- What is to be known before runs under limits may start, read after the locks: a snapshot from before would count what
+-- What is to be known before runs with limits or needs may start, read after the locks: a snapshot from before would count what
 -- another claim has just started as not running. First the runs, in their order, taken; then the limits.
 --   $1 tenants  $2 runs  $3 tenants  $4 keys of the limits
 (select r.place, r.tenant_id, r.id::text as id, r.lane_id, r.job_id::text as job_id, r.key_id::text as key_id,
-        j.key_max as max, j.rate_gap, j.rate_burst, 0 as running, null::timestamptz as tat, now() as now
+        j.key_max as max, j.rate_gap, j.rate_burst, 0 as running, null::timestamptz as tat, now() as now, r.limited,
+        r.needs, r.ready_at, r.order_key
    from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
   cross join lateral (
          select r.ctid as place, r.* from runs r
           where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
-            and r.state in ('ready', 'staged') and r.limited
+            and r.state in ('ready', 'staged') and (r.limited or r.needs is not null)
           limit 1
             for update skip locked) r
   cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j
@@ -158,7 +202,7 @@ union all
 select null, l.tenant_id, l.key::text, 0, null, null, l.max, null, null,
        (select count(*) from runs b where b.job_id = l.key and b.limited and b.state in ('running', 'stopping'))
        + (select count(*) from runs b where b.key_id = l.key and b.state in ('running', 'stopping')),
-       l.tat, now()
+       l.tat, now(), true, null, null, null
   from unnest($3::int[], $4::uuid[]) as k(tenant_id, key)
  cross join lateral (select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1) l
 
@@ -195,8 +239,8 @@ select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id,
 
 -- :name take_ahead
 -- staged → running before its instant, at most $6 ahead: it travels with its `start_at`. Whatever is decided when a run
--- falls due must be decided already, so only what nothing can block any more is taken: no exact limit, no pause, and no
--- earlier run of its job that is alive or will be due by then. The rest is left for its instant.
+-- falls due must be decided already, so only what nothing can block any more is taken: no exact limit, no circuit, no
+-- pause, and no earlier run of its job that is alive or will be due by then. The rest is left for its instant.
 -- Of the first thousand by time (or twice the share) those foremost in the order go, as a promotion would have it.
 -- Also answered, for each place (`later`): the next instant that is left, and how far this looked ahead.
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares  $6 how far
@@ -213,6 +257,7 @@ near as materialized (
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at > now() and r.ready_at <= now() + $6::interval and not r.limited
+               and r.circuit_id is null
              order by r.ready_at
              limit greatest(2 * w.share, 1000)) r
 ),
@@ -335,5 +380,42 @@ select k.lane_id, k.tenant_id, null, h.ready_at
          where r.lane_id = k.lane_id and r.tenant_id = k.tenant_id and r.state = 'staged' and r.ready_at >= k.due_floor
          order by r.ready_at limit 1) h
 
--- :name weights
-select id, weight from tenants
+-- :name foremost
+-- How many of the first $5 runs of all these places, in one order, stand in each of them.
+--   $1 lanes  $2 tenants  $3 floors of what is ready  $4 floors of what is staged
+select f.place::int as place, count(*)::int as runs
+  from (select w.place, r.order_key
+          from unnest($1::int[], $2::int[], $3::timestamptz[], $4::timestamptz[]) with ordinality
+               as w(lane_id, tenant_id, floor, due_floor, place)
+         cross join lateral (
+                (select r.order_key from runs r
+                  where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
+                    and r.order_key >= w.floor
+                  order by r.order_key
+                  limit $5)
+                union all
+                (select r.order_key from runs r
+                  where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
+                    and r.ready_at >= w.due_floor and r.ready_at <= now()
+                  order by r.ready_at
+                  limit $5)) r
+         order by r.order_key
+         limit $5) f
+ group by f.place
+
+-- :name tenants
+select id, weight, max_running from tenants
+
+-- :name pools
+select name, policy, head_start, paused_at is not null as paused from pools
+
+-- :name running
+-- How many runs of these tenants workers hold.
+select r.tenant_id, count(*)::int as runs
+  from workers w
+ cross join lateral (
+        select r.tenant_id from runs r
+         where r.worker_id = w.id and r.state in ('running', 'stopping') and r.tenant_id = any($1::int[])
+        offset 0) r
+ where w.state <> 'gone'
+ group by r.tenant_id

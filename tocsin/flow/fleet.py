@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from tocsin.flow.shared import audit
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.model.job import NAME
+from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.store.db import Database, Row, Sql
 from tocsin.telemetry import WORKERS_LIVE
 from tocsin.wire import Register
@@ -31,6 +32,8 @@ class Worker(NamedTuple):
     state: str
     slots: int
     lease_left: float = float("inf")  # seconds, when it was read
+    resources: Amounts = NOTHING
+    labels: Mapping[str, str] = {}
 
 
 async def register(db: Database, who: Identity, body: Register, lease_seconds: float) -> Worker:
@@ -38,6 +41,7 @@ async def register(db: Database, who: Identity, body: Register, lease_seconds: f
     _refuse_odd(body)
     worker_id = new_id(db.clock.now())
     slots = min(max(body.slots, 1), 100_000)
+    resources = amounts(body.resources)
     async with db.transaction("register", "vital") as connection:
         await connection.execute(SQL["pool"], body.pool)
         await connection.execute(
@@ -52,8 +56,10 @@ async def register(db: Database, who: Identity, body: Register, lease_seconds: f
             body.functions,
             body.version,
             lease_seconds,
+            list(resources),
         )
-    return Worker(worker_id, body.pool, body.targets, body.functions, "live", slots, lease_seconds)
+    abilities = (body.pool, body.targets, body.functions, "live", slots)
+    return Worker(worker_id, *abilities, lease_seconds, resources, body.labels)
 
 
 def _refuse_odd(body: Register) -> None:
@@ -62,14 +68,19 @@ def _refuse_odd(body: Register) -> None:
         raise InvalidInput("names, labels and functions of a worker are printable texts of up to 256 characters")
     if not re.fullmatch(NAME, body.pool):
         raise InvalidInput.field("pool", "invalid", "is not a name")
-    if any(not 0 <= amount < 1e12 for amount in body.resources.values()):
-        raise InvalidInput.field("resources", "invalid", "must not be negative")
+    for name in Amounts._fields:
+        most = MOST_CPUS if name == "cpu" else MOST
+        if not 0 <= body.resources.get(name, 0) <= most:
+            raise InvalidInput.field(f"resources.{name}", "invalid", f"must lie between 0 and {most:,}")
 
 
 async def find(db: Database, who: Identity, worker_id: str) -> Worker | None:
     """A worker that registered with this very key, on whichever node, and was not declared gone."""
     row = await db.fetchrow("vital", SQL["find"], worker_id, who.key_id)
-    return Worker(*row) if row is not None else None
+    if row is None:
+        return None
+    labels = msgspec.json.decode(row["labels"])
+    return Worker(*row[:7])._replace(resources=Amounts(*row["resources"]), labels=labels)
 
 
 async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -> dict[str, str]:
@@ -79,7 +90,9 @@ async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -
 
 async def list_workers(db: Database, who: Identity, before: str | None, limit: int) -> list[dict[str, Any]]:
     """Newest first; those gone for more than ten minutes are left out."""
-    return [_document(row) for row in await db.fetch("engine", SQL["list"], before, None, limit, _whose(who))]
+    return [
+        _document(row) for row in await db.fetch("engine", SQL["list"], before, None, limit, _whose(who), who.tenant_id)
+    ]
 
 
 def _whose(who: Identity) -> int | None:
@@ -89,7 +102,7 @@ def _whose(who: Identity) -> int | None:
 
 async def get_worker(db: Database, who: Identity, worker_id: str) -> dict[str, Any]:
     """One worker's document."""
-    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1, _whose(who))
+    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1, _whose(who), who.tenant_id)
     if row is None:
         raise NotFound("there is no such worker")
     return _document(row)
@@ -122,6 +135,7 @@ def _document(row: Row) -> dict[str, Any]:
         "state": row["state"],
         "slots": row["slots"],
         "running": row["running"],
+        "resources": _resources(row),
         "labels": msgspec.Raw(row["labels"].encode()),
         "targets": row["targets"],
         "functions": row["functions"],
@@ -130,3 +144,10 @@ def _document(row: Row) -> dict[str, Any]:
         "registered_at": iso(row["registered_at"]),
         "gone_at": row["gone_at"] and iso(row["gone_at"]),
     }
+
+
+def _resources(row: Row) -> dict[str, dict[str, float]]:
+    """What the worker has, what of that runs have, what is left, and what of it runs of the caller's tenant have."""
+    total, used = Amounts(*row["resources"]), Amounts(*row["used"])
+    shown = {"total": total, "used": used, "free": total.minus(used), "yours": Amounts(*row["mine"])}
+    return {name: amount.document() for name, amount in shown.items()}

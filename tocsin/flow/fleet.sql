@@ -1,6 +1,6 @@
 -- :name register
-insert into workers (id, key_id, name, pool, slots, labels, targets, functions, version, lease_until)
-values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second')
+insert into workers (id, key_id, name, pool, slots, labels, targets, functions, version, lease_until, resources)
+values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second', $11::int[])
 
 -- :name pool
 insert into pools (name) values ($1) on conflict do nothing
@@ -14,7 +14,8 @@ update workers w
 returning w.id::text as id, w.state
 
 -- :name find
-select id::text as id, pool, targets, functions, state, slots, extract(epoch from lease_until - now())::float8
+select id::text as id, pool, targets, functions, state, slots, extract(epoch from lease_until - now())::float8, resources,
+       labels::text
   from workers
  where id = $1 and key_id = $2 and state <> 'gone'
 
@@ -24,8 +25,18 @@ select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as lab
        -- A tenant sees what runs there of its own only.
        (select count(*) from runs r
          where r.worker_id = w.id and r.state in ('running', 'stopping') and ($4::int is null or r.tenant_id = $4))
-           as running
+           as running,
+       w.resources, u.used, u.mine
   from workers w
+ cross join lateral (
+        select array[coalesce(sum(r.needs[1]), 0), coalesce(sum(r.needs[2]), 0), coalesce(sum(r.needs[3]), 0),
+                     coalesce(sum(r.needs[4]), 0)]::bigint[] as used,
+               array[coalesce(sum(r.needs[1]) filter (where r.tenant_id = $5), 0),
+                     coalesce(sum(r.needs[2]) filter (where r.tenant_id = $5), 0),
+                     coalesce(sum(r.needs[3]) filter (where r.tenant_id = $5), 0),
+                     coalesce(sum(r.needs[4]) filter (where r.tenant_id = $5), 0)]::bigint[] as mine
+          from runs r
+         where r.worker_id = w.id and r.needs is not null and r.state in ('running', 'stopping')) u
  where ($1::uuid is null or w.id < $1) and ($2::uuid is null or w.id = $2)
    and ($2::uuid is not null or w.state <> 'gone' or w.gone_at > now() - interval '10 minutes')
  order by w.id desc

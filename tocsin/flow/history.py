@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.errors import NotFound
+from tocsin.flow.shared import lanes
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw, run_document
 from tocsin.model.access import Identity
 from tocsin.model.ids import lowest_id
+from tocsin.model.resources import Amounts, why_unschedulable
 from tocsin.store.db import Database, Sql
 
 SQL = Sql(__file__)
@@ -37,7 +39,12 @@ async def get_run(db: Database, who: Identity, run_id: str) -> dict[str, Any]:
     row = row or await db.fetchrow("app", SQL["get_ended"], who.tenant_id, run_id)
     if row is None:
         raise NotFound("there is no such run")
-    return run_document(row)
+    document = run_document(row)
+    if row["needs"] is not None and row["state"] == "ready":
+        needs = Amounts(*row["needs"])
+        if why_unschedulable(needs, await lanes.totals(db, row["lane_id"])) is not None:
+            document |= {"blocked_by": "resources", "reason": "unschedulable"}
+    return document
 
 
 async def list_runs(
@@ -80,6 +87,7 @@ async def attempts(db: Database, who: Identity, run_id: str) -> list[dict[str, A
             "error": error_of(row),
             "result": raw(row["result"]),
             "usage": raw(row["usage"]),
+            "reason": row["reason"],
         }
         for row in rows
     ]

@@ -5,7 +5,7 @@ select r.id::text as id, r.tenant_id, r.job_id::text as job_id, j.name as job_na
        case when r.state in ('running', 'stopping') then greatest(r.claimed_at, r.ready_at) end as started_at,
        null::timestamptz as finished_at, r.worker_id::text as worker, null::int as exit_code,
        null::text as error_class, null::text as error, r.args, null::text as result, null::text as usage,
-       r.tags::text as tags, r.trigger, r.origin_run_id::text as origin_run_id, 1 as count
+       r.tags::text as tags, r.trigger, r.origin_run_id::text as origin_run_id, 1 as count, r.lane_id, r.needs
   from runs r
   left join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j on true
 
@@ -15,7 +15,8 @@ select h.run_id::text as id, h.tenant_id, h.job_id::text as job_id, j.name as jo
        h.fence, h.priority, h.scheduled_for, h.ready_at, h.started_at,
        h.finished_at, h.worker_id::text as worker, h.exit_code,
        h.error_class, h.error, h.args, h.result, h.usage,
-       h.tags::text as tags, h.trigger, h.origin_run_id::text as origin_run_id, h.count
+       h.tags::text as tags, h.trigger, h.origin_run_id::text as origin_run_id, h.count, null::int as lane_id,
+       null::int[] as needs
   from history h
   left join lateral (select * from jobs j where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
 
@@ -65,11 +66,12 @@ limit $11
 
 -- :name attempts
 select h.attempt, h.fence, h.outcome, h.started_at, h.finished_at, h.worker_id::text as worker, h.exit_code,
-       h.error_class, h.error, h.result, h.usage
+       h.error_class, h.error, h.result, h.usage, h.reason
   from history h
  where h.tenant_id = $1 and h.run_id = $2 and h.outcome is not null
 union all
-select r.attempt, r.fence, null, greatest(r.claimed_at, r.ready_at), null, r.worker_id::text, null, null, null, null, null
+select r.attempt, r.fence, null, greatest(r.claimed_at, r.ready_at), null, r.worker_id::text, null, null, null, null, null,
+       null
   from runs r
  where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) and r.state in ('running', 'stopping')
 order by attempt

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tocsin.errors import InvalidInput, NotSupported
 from tocsin.model import phrases
 from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
+from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.scalars import Duration, Instant
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
@@ -107,15 +108,19 @@ PLANNED_TARGETS = ("http", "container", "kubernetes")
 
 
 class Resources(_Part, frozen=True):
-    cpu: Annotated[float, Meta(ge=0)] = 0
-    memory_mb: Annotated[int, Meta(ge=0)] = 0
-    disk_mb: Annotated[int, Meta(ge=0)] = 0
-    gpus: Annotated[int, Meta(ge=0)] = 0
+    """What one run takes of its worker while it runs; all zero: a slot and no more."""
+
+    cpu: Annotated[float, Meta(ge=0, le=MOST_CPUS)] = 0
+    memory_mb: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    disk_mb: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    gpus: Annotated[int, Meta(ge=0, le=MOST)] = 0
 
 
 class Placement(_Part, frozen=True):
-    require: dict[str, str] = {}
-    prefer: dict[str, str] = {}
+    """Labels that a worker must have, and labels whose worker is waited for a moment before any other takes the run."""
+
+    require: Annotated[dict[str, str], Meta(max_length=20)] = {}
+    prefer: Annotated[dict[str, str], Meta(max_length=20)] = {}
 
 
 class Retry(_Part, frozen=True):
@@ -147,6 +152,9 @@ class RateLimit(_Part, frozen=True):
     burst: Positive | None = None
 
 
+_SLOT_ONLY, _ANYWHERE = Resources(), Placement()
+
+
 class JobSpec(_Part, frozen=True):
     """A job as its owner writes it."""
 
@@ -155,8 +163,8 @@ class JobSpec(_Part, frozen=True):
     schedule: Schedule | None = None
     pool: Name = "default"
     priority: Annotated[int, Meta(ge=0, le=1000)] = 500
-    resources: Resources = Resources()
-    placement: Placement = Placement()
+    resources: Resources = _SLOT_ONLY
+    placement: Placement = _ANYWHERE
     timeout: Duration = _HOUR
     start_deadline: Duration | None = None
     retry: Retry = Retry()
@@ -164,7 +172,7 @@ class JobSpec(_Part, frozen=True):
     max_concurrency: Positive | None = None
     concurrency_key: Line | ConcurrencyKey | None = None
     rate_limit: Line | RateLimit | None = None
-    circuit: Line | None = None
+    circuit: Name | None = None
     depends_on: list[Any] = []
     secrets: dict[str, Any] = {}
     notify: list[Any] = []
@@ -184,6 +192,14 @@ class JobSpec(_Part, frozen=True):
         if limit is None:
             return None
         return parse_rate(limit) if isinstance(limit, str) else parse_rate(limit.rate, limit.burst)
+
+    @property
+    def needs(self) -> Amounts:
+        """What a run takes of its worker."""
+        wanted = self.resources
+        if wanted is _SLOT_ONLY:
+            return NOTHING
+        return amounts({name: getattr(wanted, name) for name in Amounts._fields})
 
     @property
     def once(self) -> bool:
@@ -237,8 +253,18 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield f"tags.{key[:32]}", "a tag is a name of up to 128 and a printable value of up to 256 characters"
     if spec.concurrency_key is not None or spec.rate_limit is not None:
         yield from _wrong_limits(spec)
+    if spec.placement is not _ANYWHERE:
+        yield from _wrong_labels(spec.placement)
     if isinstance(spec.target, ProcessTarget):
         yield from _wrong_process(spec.target)
+
+
+def _wrong_labels(placement: Placement) -> Iterator[tuple[str, str]]:
+    for field, labels in (("require", placement.require), ("prefer", placement.prefer)):
+        for name, value in labels.items():
+            if not name or any(len(text) > 256 or not text.isprintable() for text in (name, value)):
+                path = f"placement.{field}.{name[:32]}" if name.isprintable() else f"placement.{field}"
+                yield path, "a label is a printable name and value of up to 256 characters each"
 
 
 def _wrong_limits(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -268,7 +294,7 @@ def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
 
 
 _BLANK = JobSpec(target=ProcessTarget(command=["true"]))
-_PLANNED = ("resources", "placement", "circuit", "depends_on", "secrets", "notify")
+_PLANNED = ("depends_on", "secrets", "notify")
 _planned_of = attrgetter(*_PLANNED)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -138,9 +138,11 @@ def admit(
     tats: Mapping[str, datetime | None],
     now: datetime,
     slots: int,
+    seat: Callable[[int], bool] = lambda _: True,
 ) -> Verdict:
     """Let runs start in their order while every limit that binds them has room. `running` counts by job and by key.
-    Once the slots are used up nobody is judged any more: who is left stays where it is."""
+    Once the slots are used up nobody is judged any more: who is left stays where it is; so does a run that no limit
+    holds but that finds no seat."""
     count, spent = dict(running), dict(tats)
     going: list[int] = []
     blocked: list[Blocked] = []
@@ -151,6 +153,8 @@ def admit(
         full = _full(wish, count, spent, now)
         if full is not None:
             blocked.append(full)
+            continue
+        if not seat(wish.run):
             continue
         going.append(wish.run)
         for key in (wish.job, wish.key):

@@ -25,13 +25,15 @@ from tocsin.flow.fleet import Worker
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.transitions import Hint, Key
 from tocsin.model.fairness import VirtualTime, allot
+from tocsin.node.fitting import LOOK_AGAIN, Fitter
 from tocsin.node.loop import Loop, Pace
+from tocsin.node.running import RECOUNT, RunningQuotas
 from tocsin.store.db import Database, Row
 
 _HUNGRY_SCAN = 0.25  # seconds between scans while workers wait for something to do
 _BUSY_SCAN = 2.0
 _STRAGGLERS = timedelta(seconds=60)  # longer than any transaction: what it stages was to come when it began
-_LOOK_BACK = timedelta(seconds=15)  # the head start of the highest priority, and 5 s for what was inserted out of order
+_OUT_OF_ORDER = timedelta(seconds=5)  # how much later than others something may be inserted that comes before them
 THE_END = datetime.max.replace(tzinfo=THE_BEGINNING.tzinfo)
 _MOST_PER_CLAIM = 1000
 _PROMOTE = 1000
@@ -84,11 +86,16 @@ class Dispatcher(Loop):
     db: Database
     lanes: LaneBook
     lead: timedelta = timedelta(seconds=1)
+    near_wait: timedelta = timedelta(seconds=2)  # how long a run waits for a worker that it prefers
+    patience: timedelta = timedelta(seconds=30)  # how long it waits for room before a worker is kept for it
     name: str = "dispatcher"
     polls: list[Poll] = field(default_factory=list)
     _places: dict[tuple[int, int], Place] = field(default_factory=lambda: defaultdict(Place))
     _times: dict[str, VirtualTime] = field(default_factory=lambda: defaultdict(VirtualTime))
     _weights: dict[int, int] = field(default_factory=dict)
+    _pools: dict[str, claim.Pool] = field(default_factory=dict)
+    _quotas: RunningQuotas = field(default_factory=RunningQuotas)
+    _handed_out: Counter[str] = field(default_factory=Counter)
     _served: dict[frozenset[int], float] = field(default_factory=dict)
     _scanned: float = 0.0
     _everywhere: bool = False
@@ -100,6 +107,7 @@ class Dispatcher(Loop):
 
     def __post_init__(self) -> None:
         super().__init__()
+        self._fitter = Fitter(self.near_wait, self.patience)
 
     # ── what others tell it ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,10 +125,21 @@ class Dispatcher(Loop):
         that gives way, for `held_for` seconds."""
         poll = Poll(worker, slots, asyncio.get_running_loop().create_future(), lapses_at=lapses_at)
         poll.ahead, poll.held, poll.held_until = ahead, held, time.monotonic() + held_for
-        poll.lanes = self.lanes.open_to(worker.pool, worker.targets, worker.functions)
+        poll.lanes = self._open_to(worker)
         self.polls.append(poll)
+        self.look_for_room()
         self.wake()
         return poll
+
+    def _open_to(self, w: Worker) -> frozenset[int]:
+        return self.lanes.open_to(w.pool, w.targets, w.functions, w.resources, w.labels)
+
+    def look_for_room(self) -> None:
+        """A worker may have room again for runs that found none."""
+        for key in self._fitter.in_vain():
+            self._places[key].may_have = self._fitter.room_came = True
+        if self._fitter.room_came:
+            self.wake()
 
     def close_poll(self, poll: Poll) -> None:
         """The worker is not waiting any more. If a claim for it is under way, that claim still settles it."""
@@ -158,6 +177,11 @@ class Dispatcher(Loop):
         self._served = {lanes: at for lanes, at in self._served.items() if at > horizon}
         return set().union(*self._served) if self._served else set()
 
+    def handed_out(self) -> dict[str, int]:
+        """How many runs of each pool it has handed to workers since it was last asked."""
+        counted, self._handed_out = self._handed_out, Counter()
+        return dict(counted)
+
     # ── its turn ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run_once(self) -> float:
@@ -184,7 +208,12 @@ class Dispatcher(Loop):
         """Until the next instant that something is to be done at; a scan, at the latest."""
         now = self.db.clock.now()
         longest = _HUNGRY_SCAN if self.polls else _BUSY_SCAN
+        if self.polls and self._quotas.full:
+            longest = RECOUNT
+        if self.polls and self._fitter.room_came:
+            longest, self._fitter.room_came = LOOK_AGAIN, False
         takes_ahead = frozenset[int]().union(*(poll.lanes for poll in self.polls if poll.ahead and poll.slots))
+        takes_ahead -= self.lanes.fitted
         soonest = None
         for (lane, _), place in self._places.items():
             opens = place.opens_at(self.lead) if lane in takes_ahead and self.lead else None
@@ -217,60 +246,95 @@ class Dispatcher(Loop):
         if len(self.lanes) != self._lanes_known:
             self._lanes_known = len(self.lanes)
             for poll in self.polls:
-                w = poll.worker
-                poll.lanes = self.lanes.open_to(w.pool, w.targets, w.functions)
+                poll.lanes = self._open_to(poll.worker)
 
     async def _serve(self, lanes: frozenset[int]) -> bool:
         """One claim for all workers with these abilities; answers whether another one may find more."""
         polls = [p for p in self.polls if p.lanes == lanes and not p.answer.done()]
+        pool = polls[0].worker.pool if polls else ""
+        terms = self._pools.get(pool, claim.Pool())
+        if not polls or terms.paused:
+            return False
+        places = {key: place.floor for key, place in self._places.items() if place.may_have and key[0] in lanes}
+        places = await self._quotas.within(self.db, self._fitter.worth_a_look(places))
+        shares = await self._in_one_order(places, polls) if terms.policy != "fair" else []
+        # From here on nothing is awaited before the claim: a poll that was closed until now gets nothing.
+        polls = [p for p in polls if not p.answer.done()]
         now = time.monotonic()
         slots = _interleave(polls, lambda p: p.slots)
         # Runs that wait for their instant give way only to what finds no other slot.
         slots += _interleave(polls, lambda p: p.held if p.held_until > now else 0)
         slots = slots[:_MOST_PER_CLAIM]
-        places = {key: place.floor for key, place in self._places.items() if place.may_have and key[0] in lanes}
-        shares = self._shares(places, len(slots), polls[0].worker.pool) if slots else []
+        shares = self._quotas.capped(shares or self._shares(places, len(slots), pool)) if slots else []
         if not shares:
             return False
         looks_back = self._looks_back.due(_HUNGRY_SCAN)
         if looks_back:
             self._looks_back.begin()
-        earliest = self.db.clock.now() - _LOOK_BACK if looks_back else THE_END
+        earliest = self.db.clock.now() - 500 * terms.head_start - _OUT_OF_ORDER if looks_back else THE_END
         shares = [
             s._replace(
-                floor=min(places[s.lane_id, s.tenant_id], earliest),
+                floor=min(self._places[s.lane_id, s.tenant_id].floor, earliest),
                 due_floor=self._places[s.lane_id, s.tenant_id].due_floor,
+                fitted=s.lane_id in self.lanes.fitted,
             )
             for s in shares
         ]
         hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
-        taken = await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
+        taken = await self._take(polls, slots, shares)
         if looks_back:
             self._looks_back.end()
         self._learn(shares, hints, taken)
         self._opens |= taken.opens
         if taken.replaces:
             self.on_replace()
-        self._charge(taken.rows, polls[0].worker.pool)
-        return taken.left.total() > 0 or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
+        self._charge(taken.rows, pool)
+        # Where something found no room, what stands behind it elsewhere may find some.
+        found = taken.left.total() > 0 or bool(taken.unfit)
+        return found or any(self._places[s.lane_id, s.tenant_id].may_have for s in shares)
+
+    async def _take(self, polls: list[Poll], slots: list[Poll], shares: list[Share]) -> claim.Taken:
+        """Claim for these slots. Runs that need more than one may go to any worker who waits and may have them."""
+        fitted = {share.lane_id for share in shares if share.fitted}
+        if not fitted:
+            return await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
+        shares = [s._replace(floor=self._fitter.floor((s.lane_id, s.tenant_id), s.floor)) for s in shares]
+        others = [p for p in self.polls if p.lanes != polls[0].lanes and not fitted.isdisjoint(p.lanes)]
+        others = [p for p in others if not p.answer.done()]
+        spare = _interleave(others, lambda p: p.slots)
+        everybody = [*polls, *others]
+        terms = self._fitter.terms({p.worker.id: p.lanes for p in everybody}, [p.worker.id for p in spare])
+        taken = await self._give(
+            everybody, [*slots, *spare], lambda workers: claim.take(self.db, shares, workers[: len(slots)], terms)
+        )
+        self._fitter.learn([(s.lane_id, s.tenant_id) for s in shares if s.fitted], taken)
+        return taken
 
     async def _serve_ahead(self, lanes: frozenset[int]) -> None:
         """The same with what falls due soon, for slots that nothing due wants."""
         polls = [p for p in self.polls if p.lanes == lanes and p.ahead and not p.answer.done()]
-        slots = _interleave(polls, lambda p: p.slots)[:_MOST_PER_CLAIM]
+        pool = polls[0].worker.pool if polls else ""
+        # Who has room for what needs more than a slot is not known before its instant.
+        simple = lanes - self.lanes.fitted
         now = self.db.clock.now()
         places = {
             key: place.next_due
             for key, place in self._places.items()
-            if key[0] in lanes and (at := place.opens_at(self.lead)) is not None and at <= now and place.next_due
+            if key[0] in simple and (at := place.opens_at(self.lead)) is not None and at <= now and place.next_due
         }
-        shares = self._shares(places, len(slots), polls[0].worker.pool) if slots else []
+        paused = self._pools.get(pool, claim.Pool()).paused
+        open_ = {} if paused else await self._quotas.within(self.db, places)
+        for key in places.keys() - open_.keys():
+            self._places[key].ahead_until = places[key]  # they wait for their instant
+        polls = [p for p in polls if not p.answer.done()]
+        slots = _interleave(polls, lambda p: p.slots)[:_MOST_PER_CLAIM]
+        shares = self._quotas.capped(self._shares(open_, len(slots), pool)) if slots else []
         if not shares:
             return
         hints = [self._places[s.lane_id, s.tenant_id].hints for s in shares]
         taken = await self._give(polls, slots, lambda workers: claim.take_ahead(self.db, shares, workers, self.lead))
         self._learn_ahead(shares, hints, taken)
-        self._charge(taken.rows, polls[0].worker.pool)
+        self._charge(taken.rows, pool)
 
     async def _give(
         self, polls: list[Poll], slots: list[Poll], take: Callable[[list[str]], Awaitable[_Claimed]]
@@ -303,8 +367,20 @@ class Dispatcher(Loop):
                 first[tenant] = (place, lane)
         if not first:
             return []
-        shares = allot(slots, self._times[pool].of(first), self._weights)
+        times = self._times[pool].of(first)
+        self._times[pool].lift(self._quotas.full, min(times.values()))
+        shares = allot(slots, times, self._weights)
         return [Share(first[tenant][1], tenant, most, THE_BEGINNING) for tenant, most in shares.items()]
+
+    async def _in_one_order(self, places: dict[tuple[int, int], datetime], polls: list[Poll]) -> list[Share]:
+        """The shares that let the foremost runs of all tenants start; none if all that waits can start now, for then
+        there is no order to keep."""
+        slots = min(_MOST_PER_CLAIM, sum(poll.slots + poll.held for poll in polls))
+        known = [(*key, floor, self._places[key].due_floor) for key, floor in places.items()]
+        runs = await claim.foremost(self.db, known, slots) if known else {}
+        if sum(runs.values()) < slots:
+            return []
+        return [Share(lane, tenant, most, THE_BEGINNING) for (lane, tenant), most in runs.items()]
 
     def _learn(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Taken) -> None:
         """What a claim says of its places, unless a hint came while it was under way: that knows of younger runs."""
@@ -318,7 +394,11 @@ class Dispatcher(Loop):
             place = self._places[key]
             if place.hints == before:
                 place.may_have = taken.left[key] >= share.most
-                place.floor = last.get(key, place.floor)
+                # What found no room stands before what was taken.
+                place.floor = place.floor if share.fitted else last.get(key, place.floor)
+        for unfit in taken.unfit:
+            place = self._places[unfit.lane_id, unfit.tenant_id]
+            place.next_due = min(filter(None, (place.next_due, unfit.until)), default=None)
 
     def _learn_ahead(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Ahead) -> None:
         """The same of a claim ahead: what comes next, and up to when all that could go has gone."""
@@ -334,8 +414,12 @@ class Dispatcher(Loop):
                 place.ahead_until = taken.until
 
     def _charge(self, rows: Sequence[Row], pool: str) -> None:
+        self._handed_out[pool] += len(rows)
+        fair = self._pools.get(pool, claim.Pool()).policy == "fair"
         for tenant, count in Counter(row["tenant_id"] for row in rows).items():
-            self._times[pool].charge(tenant, count, self._weights.get(tenant, 1))
+            self._quotas.charge(tenant, count)
+            if fair:
+                self._times[pool].charge(tenant, count, self._weights.get(tenant, 1))
 
     async def _scan(self) -> None:
         """Look who has something, and put what is due but cannot start in order."""
@@ -343,7 +427,10 @@ class Dispatcher(Loop):
         self._scanned = time.monotonic()
         if not lanes:
             return
-        self._weights = await claim.weights(self.db)
+        tenants = await claim.tenants(self.db)
+        self._weights = {tenant: terms.weight for tenant, terms in tenants.items()}
+        self._quotas.know(tenants)
+        self._pools = await claim.pools(self.db)
         heads = await self._heads(lanes)
         now = self.db.clock.now()
         for head in heads:
@@ -355,7 +442,10 @@ class Dispatcher(Loop):
             elif head.due is not None:
                 place.next_due = head.due
         crowded = {(h.lane_id, h.tenant_id): h.due for h in heads if h.due is not None and h.due <= now}
-        if crowded and not self.polls:
+        if self.polls:
+            # However many slots are free, what needs more than one may have to wait.
+            crowded = {key: due for key, due in crowded.items() if key[0] in self.lanes.fitted}
+        if crowded:
             await claim.promote(self.db, list(crowded), _PROMOTE, list(crowded.values()))
 
     async def _heads(self, lanes: set[int]) -> list[claim.Head]:

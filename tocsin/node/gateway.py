@@ -22,12 +22,14 @@ from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.model.access import Identity
 from tocsin.model.ids import parse_id
+from tocsin.model.retry import RetryBudgets
 from tocsin.model.scalars import Instant
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.group import GroupCommit
 from tocsin.settings import Settings
 from tocsin.store.db import Database, Row
 from tocsin.store.objects import ObjectStore
+from tocsin.telemetry import RETRY_SHARE
 from tocsin.wire import (
     Claim,
     ClaimAnswer,
@@ -95,6 +97,8 @@ class Gateway:
         self._objects = objects
         self._hint = hint
         self._rng = random.Random()
+        self._budgets = RetryBudgets()
+        RETRY_SHARE.set_function(lambda: self._budgets.share)
         self._sessions: dict[str, Session] = {}
         self._leaving = False
         # Runs claimed here whose success ends nothing but themselves, with their fence. Forgetting one costs a look-up.
@@ -172,6 +176,8 @@ class Gateway:
             given = await self._give_back(back)
             accepted |= given | session.recall(back)
             session.remember(given)
+        if told:
+            self._dispatcher.look_for_room()
         if body.running is not None:
             await self._compare(session, body)
         if body.leaving:
@@ -313,6 +319,9 @@ class Gateway:
         if len(self._plain) > _MOST_PLAIN:
             self._plain.clear()
         self._plain.update((row["id"], row["fence"]) for row in rows if not row["special"])
+        self._budgets.started(
+            [(row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1], len(rows), time.monotonic()
+        )
         known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
         orders, session.orders = session.orders, []
         return ClaimAnswer(
@@ -360,7 +369,8 @@ class Gateway:
         if len(batches) > 1 and len(set(keys)) < len(keys):
             # Two workers tell the end of one attempt: each is to hear what became of its own word.
             return [(await self._commit_reports([batch]))[0] for batch in batches]
-        done: Reported = await report(self._db, self._specs, [e for batch in batches for e in batch], self._rng)
+        endings = [e for batch in batches for e in batch]
+        done: Reported = await report(self._db, self._specs, endings, self._rng, budgets=self._budgets)
         if done.hints:
             self._hint(done.hints)
         return [done.accepted] * len(batches)

@@ -42,10 +42,12 @@ class Agent:
         slots: int,
         name: str,
         labels: dict[str, str],
+        resources: dict[str, float] | None = None,
         grace: float = 10.0,
     ) -> None:
         self._link = Link(url, key)
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
+        self._resources = resources or {}
         self._drain = Drain(grace)
         self._family = proctree.Family()
         self._guard = Guard(self._family)
@@ -95,6 +97,7 @@ class Agent:
             name=self._name,
             pool=self._pool,
             slots=self._slots,
+            resources=self._resources,
             labels=self._labels,
             targets=list(self._executors),
             functions=self._python.functions if self._python else [],

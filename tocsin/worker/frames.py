@@ -64,6 +64,7 @@ class Done(Struct, array_like=True, gc=False):
     message: str = ""
     result: msgspec.Raw = _NIL
     left_children: int = 0  # it was stopped and has forked: the brand of what it may have left behind
+    cpu_ns: int = 0  # what it used of a processor, where that can be told from what others used
 
 
 class Hello(Struct, array_like=True):

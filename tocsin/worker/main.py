@@ -21,6 +21,7 @@ def run(
     name: str,
     labels: dict[str, str],
     settings: Settings,
+    resources: dict[str, float] | None = None,
 ) -> int:
     """Run a worker until it is drained or refused; its exit code."""
     setup_logging(settings.log_level, settings.log_json)
@@ -37,6 +38,7 @@ def run(
             slots=slots,
             name=name,
             labels=labels,
+            resources=resources,
             grace=settings.drain_seconds,
         )
         return await agent.run()

@@ -5,23 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from tocsin.model.job import JobSpec, PythonTarget
-from tocsin.store.db import Database, Sql, columns
+from tocsin.model.resources import NOTHING, Amounts, Labels, class_of, matches, may_hold
+from tocsin.store.db import Database, Row, Sql, columns
 
 SQL = Sql(__file__)
+Pairs = tuple[tuple[str, str], ...]
 
 
 class LaneKey(NamedTuple):
+    """`needs`: the class of what its runs take of a worker's resources, None if they take a slot and no more, of
+    whichever worker they may have."""
+
     pool: str
     kind: str
     function: str
+    require: Pairs = ()
+    needs: Amounts | None = None
+    prefer: Pairs = ()
 
 
 def lane_key(spec: JobSpec) -> LaneKey:
     """The lane a job's runs go through."""
-    if isinstance(spec.target, PythonTarget):
-        return LaneKey(spec.pool, "python", spec.target.function)
-    return LaneKey(spec.pool, "process", "")
+    kind, function = ("python", spec.target.function) if isinstance(spec.target, PythonTarget) else ("process", "")
+    require, prefer = _pairs(spec.placement.require), _pairs(spec.placement.prefer)
+    fitted = prefer or spec.needs != NOTHING
+    return LaneKey(spec.pool, kind, function, require, class_of(spec.needs) if fitted else None, prefer)
+
+
+def _pairs(labels: Labels) -> Pairs:
+    return tuple(sorted(labels.items())) if labels else ()
 
 
 class LaneBook:
@@ -30,6 +45,7 @@ class LaneBook:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._ids: dict[LaneKey, int] = {}
+        self.fitted: set[int] = set()  # those whose runs need more than a slot
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -37,13 +53,14 @@ class LaneBook:
     async def intern(self, keys: Iterable[LaneKey]) -> dict[LaneKey, int]:
         """The id of each key whose pool exists, made if need be."""
         wanted = set(keys)
-        missing = sorted(wanted - self._ids.keys())
+        missing = [key for key in wanted if key not in self._ids]
         if missing:
             pools = {r["name"] for r in await self._db.fetch("engine", SQL["pools"], list({k.pool for k in missing}))}
-            missing = [k for k in missing if k.pool in pools]
-            if missing:
-                self._learn(await self._db.fetch("engine", SQL["intern"], *columns(missing, 3)))
-            if not self._ids.keys() >= set(missing):
+            # In one order, as every node makes them: two that make the same ones wait, and never in a circle.
+            rows = sorted(_row(key) for key in missing if key.pool in pools)
+            if rows:
+                self._learn(await self._db.fetch("engine", SQL["intern"], *columns(rows, 6)))
+            if not all(key in self._ids for key in missing if key.pool in pools):
                 # Another node made it at this moment: our statement waited for it, but is too old to see it.
                 await self.refresh()
         return {k: self._ids[k] for k in wanted if k in self._ids}
@@ -52,15 +69,47 @@ class LaneBook:
         """Learn the lanes that other nodes made."""
         self._learn(await self._db.fetch("vital", SQL["all"]))
 
-    def _learn(self, rows: Iterable[tuple[int, str, str, str]]) -> None:
-        for row in rows:
-            self._ids[LaneKey(row[1], row[2], row[3])] = row[0]
+    def _learn(self, rows: Iterable[Row]) -> None:
+        for id_, pool, kind, function, labels, needs, prefer in rows:
+            of_class = Amounts(*needs) if needs else None
+            self._ids[LaneKey(pool, kind, function, _read(labels), of_class, _read(prefer))] = id_
+            if of_class is not None:
+                self.fitted.add(id_)
 
-    def open_to(self, pool: str, targets: Iterable[str], functions: Iterable[str]) -> frozenset[int]:
-        """The lanes whose runs a worker with these abilities can take."""
-        kinds, names = set(targets), set(functions)
+    def open_to(
+        self,
+        pool: str,
+        targets: Iterable[str],
+        functions: Iterable[str],
+        total: Amounts = NOTHING,
+        labels: Labels | None = None,
+    ) -> frozenset[int]:
+        """The lanes whose runs a worker with these abilities, resources and labels can take."""
+        kinds, names, has = set(targets), set(functions), labels or {}
         return frozenset(
             id_
             for key, id_ in self._ids.items()
-            if key.pool == pool and key.kind in kinds and (key.kind != "python" or key.function in names)
+            if key.pool == pool
+            and key.kind in kinds
+            and (key.kind != "python" or key.function in names)
+            and (not key.require or matches(has, key.require))
+            and (key.needs is None or may_hold(total, key.needs))
         )
+
+
+async def totals(db: Database, lane_id: int) -> list[Amounts]:
+    """What the living workers have that may take from a lane, whether it is free or not."""
+    return [Amounts(*row["resources"]) for row in await db.fetch("engine", SQL["totals"], lane_id)]
+
+
+def _row(key: LaneKey) -> tuple[str, str, str, str, str, str]:
+    needs = "{}" if key.needs is None else "{" + ",".join(map(str, key.needs)) + "}"
+    return key.pool, key.kind, key.function, _written(key.require), needs, _written(key.prefer)
+
+
+def _written(pairs: Pairs) -> str:
+    return msgspec.json.encode(dict(pairs)).decode()
+
+
+def _read(text: str) -> Pairs:
+    return () if text == "{}" else _pairs(msgspec.json.decode(text, type=dict[str, str]))

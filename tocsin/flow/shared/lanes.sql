@@ -2,17 +2,31 @@
 select name from pools where name = any($1::text[])
 
 -- :name intern
-with new as (
-    insert into lanes (pool, kind, function)
-    select * from unnest($1::text[], $2::text[], $3::text[])
+with wanted as (
+    select pool, kind, function, labels::jsonb, needs::int[], prefer::jsonb
+      from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
+           as k(pool, kind, function, labels, needs, prefer)
+),
+new as (
+    insert into lanes (pool, kind, function, labels, needs, prefer)
+    select * from wanted
         on conflict do nothing
-    returning id, pool, kind, function
+    returning *
 )
-select id, pool, kind, function from new
+select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer from new
 union all
-select l.id, l.pool, l.kind, l.function
-  from unnest($1::text[], $2::text[], $3::text[]) as k(pool, kind, function)
-  join lanes l on l.pool = k.pool and l.kind = k.kind and l.function = k.function and l.labels = '{}'
+select l.id, l.pool, l.kind, l.function, l.labels::text, l.needs, l.prefer::text
+  from wanted k
+  join lanes l on l.pool = k.pool and l.kind = k.kind and l.function = k.function and l.labels = k.labels
+       and l.needs = k.needs and l.prefer = k.prefer
 
 -- :name all
-select id, pool, kind, function, labels from lanes
+select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer from lanes
+
+-- :name totals
+-- What the living workers have that may take from a lane.
+select distinct w.resources
+  from lanes l
+  join workers w on w.pool = l.pool and l.kind = any(w.targets) and (l.kind <> 'python' or l.function = any(w.functions))
+       and w.labels @> l.labels
+ where l.id = $1 and w.state = 'live' and w.lease_until > now()

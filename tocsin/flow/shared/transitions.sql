@@ -25,7 +25,8 @@ select l.tenant_id, l.key
 -- order in which they were asked for, a microsecond apart: a claim can then begin exactly where live ones begin.
 with made as (
     insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
-                      order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id)
+                      order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id,
+                      circuit_id, needs)
     select j.tenant_id, n.id, j.id, j.version, j.lane_id,
            case when t.ready_at > now() then 'staged' else 'ready' end,
            n.trigger, t.priority, t.scheduled_for, t.ready_at,
@@ -34,7 +35,12 @@ with made as (
            j.max_attempts, j.overlap,
            j.max_concurrency is not null or j.key_id is not null or j.rate_gap is not null,
            j.once and n.trigger = 'schedule',
-           n.args, j.tags, n.origin_run_id, coalesce(n.key_id, j.key_id)
+           n.args, j.tags, n.origin_run_id, coalesce(n.key_id, j.key_id), j.circuit_id,
+           -- Few jobs need more than a slot, and only their documents are read.
+           case when l.needs <> '{}' then array[
+                ceil((j.spec::json #>> '{resources,cpu}')::numeric * 1000)::int,
+                (j.spec::json #>> '{resources,memory_mb}')::int, (j.spec::json #>> '{resources,disk_mb}')::int,
+                (j.spec::json #>> '{resources,gpus}')::int] end
       from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
                   $9::timestamptz[], $10::uuid[])
            with ordinality as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at,

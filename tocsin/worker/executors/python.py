@@ -37,6 +37,7 @@ _KILLED = Why("lost", "its process was killed by the worker")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Replies).decode
 _NIL = b"\xc0"
+_WORTH_TELLING = 1_000_000  # ns of a processor; less is not worth a word for each of many short calls
 
 
 class PythonExecutor(Executor):
@@ -280,13 +281,16 @@ class _Runner:
         if self._stop_by:
             self._stop_by.pop(cell, None)
         attempt.started_ns = done.started_ns
-        return attempt, attempt.finished(
+        end = attempt.finished(
             done.outcome,
             error_class=done.error_class,
             message=done.message,
             ran_ns=done.ran_ns,
             result=None if bytes(done.result) == _NIL else done.result,
         )
+        if done.cpu_ns >= _WORTH_TELLING:
+            end.usage = {"cpu_ms": done.cpu_ns // 1_000_000}
+        return attempt, end
 
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)

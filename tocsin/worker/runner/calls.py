@@ -141,12 +141,15 @@ class Calls:
         """Make a call, on a thread of the pool."""
         context = contextvars.Context()
         context.run(CURRENT.set, run)
+        used_ns = time.thread_time_ns()
         run.started_ns = self._cells[run.call.cell] = time.monotonic_ns()
         try:
             result = context.run(run.invoke, self._url, self.output.emit)
-            return succeeded(run, time.monotonic_ns() - run.started_ns, result)
+            done = succeeded(run, time.monotonic_ns() - run.started_ns, result)
         except BaseException as exc:
-            return failed(run, time.monotonic_ns() - run.started_ns, exc)
+            done = failed(run, time.monotonic_ns() - run.started_ns, exc)
+        done.cpu_ns = time.thread_time_ns() - used_ns
+        return done
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

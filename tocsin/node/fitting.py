@@ -1,0 +1,82 @@
+"""What a dispatcher remembers of runs that need more of a worker than a slot: for which of them no worker had room when
+it last looked, and which workers are kept for a run that has waited too long.
+
+All of it may be forgotten: a run that nobody looks at is found by the next scan, and a worker that is kept no longer is
+kept again by the next look at the run that starves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from tocsin.flow.claim import LOOK, Fitting, Taken
+
+PlaceKey = tuple[int, int]  # (lane, tenant)
+
+LOOK_AGAIN = 0.01  # seconds at least between two looks at a place whose runs found no room
+_FADES = 10.0  # seconds after which a worker is kept no longer for a run that nobody has seen
+
+
+class _Kept(NamedTuple):
+    run_id: str
+    seen: float
+
+
+class Fitter:
+    """The memory of one dispatcher. `near_wait` and `patience` are as in `Fitting`."""
+
+    def __init__(self, near_wait: timedelta, patience: timedelta) -> None:
+        self._near_wait, self._patience = near_wait, patience
+        self._looked: dict[PlaceKey, float] = {}  # places with runs that found no room, and when they did not
+        self._from: dict[PlaceKey, datetime] = {}  # where to go on, behind many that found no room
+        self._kept: dict[str, _Kept] = {}
+        self.room_came = False  # since a look found none
+
+    def worth_a_look(self, places: Mapping[PlaceKey, datetime]) -> dict[PlaceKey, datetime]:
+        """Without those that were looked at in vain a moment ago."""
+        if not self._looked:
+            return dict(places)
+        lately = time.monotonic() - LOOK_AGAIN
+        return {key: floor for key, floor in places.items() if self._looked.get(key, 0.0) <= lately}
+
+    def floor(self, place: PlaceKey, floor: datetime) -> datetime:
+        """Where to begin: behind those that the last look saw in vain, until one has come to the end of them."""
+        return self._from.get(place, floor)
+
+    def in_vain(self) -> Iterable[PlaceKey]:
+        """The places of runs that found no room."""
+        return self._looked
+
+    def terms(self, lanes: Mapping[str, frozenset[int]], spare: list[str]) -> Fitting:
+        """For a claim on behalf of these workers; `spare`: of slots that only runs with needs may have."""
+        fresh = time.monotonic() - _FADES
+        self._kept = {worker: kept for worker, kept in self._kept.items() if kept.seen > fresh}
+        kept = {worker: one.run_id for worker, one in self._kept.items()}
+        return Fitting(spare, lanes, kept, self._near_wait, self._patience)
+
+    def learn(self, places: Iterable[PlaceKey], taken: Taken) -> None:
+        """What a claim from these places says."""
+        now = time.monotonic()
+        for key in places:
+            self._looked.pop(key, None)
+            self._from.pop(key, None)
+        in_vain: dict[PlaceKey, list[datetime]] = defaultdict(list)
+        for unfit in taken.unfit:
+            in_vain[unfit.lane_id, unfit.tenant_id].append(unfit.order_key)
+        self._looked |= dict.fromkeys(in_vain, now)
+        self._from |= {key: max(seen) + timedelta(microseconds=1) for key, seen in in_vain.items() if len(seen) >= LOOK}
+        for worker, run_id in taken.kept.items():
+            self._kept.pop(worker, None)
+            if run_id is not None:
+                self._kept[worker] = _Kept(run_id, now)
+        started = {row["id"] for row in taken.rows} if self._kept else set()
+        starving = {unfit.run_id for unfit in taken.unfit}
+        self._kept = {
+            worker: kept._replace(seen=now) if kept.run_id in starving else kept
+            for worker, kept in self._kept.items()
+            if kept.run_id not in started
+        }
