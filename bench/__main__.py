@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import burst, drain, floor, pickup, schedules, submit, xmin
+from bench import burst, claim, drain, fair, floor, pickup, schedules, storm, submit, xmin
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -63,6 +64,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
     parser.add_argument("--long", action="store_true", help="schedules: ten million, too, which takes long")
     parser.add_argument("--hold", type=float, default=60, help="xmin: seconds the transaction stays open at least")
+    parser.add_argument("--jobs", type=int, default=20_000, help="storm: jobs that call what is down")
+    parser.add_argument("--storm", type=float, default=30, help="storm: seconds that it stays down once it was noticed")
     parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine, each time")
     options = parser.parse_args()
@@ -95,6 +98,21 @@ def _floor(made: Stand, options: argparse.Namespace, report: Report) -> None:
             f"{count} client{'s' * (count > 1)} {rates[count]:,.0f} ({micro[count]:.0f} µs)" for count in rates
         ]
         report.add(f"floor: {name}", f"{max(rates.values()):,.0f} rows/s", ", ".join(by_clients))
+
+
+def _claim(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    if report.floor is None:
+        _floor(made, options, report)
+    assert report.floor is not None
+    found = claim.measure(made, runs=options.runs, repeat=options.repeat)
+    report.document["claim"] = [one.document() for one in found]
+    floors = report.floor.rates[floor.CLAIM]
+    for limited in sorted({one.limited for one in found}):
+        rates = [one.per_second for one in found if one.limited == limited]
+        rate = statistics.median_low(rates)
+        shares = f"{rate / max(floors.values()):.2f} of the floor's claim ({rate / floors[1]:.2f} of one client's)"
+        what = f"claim over {claim.TENANTS} tenants, {limited:.0%} under limits"
+        report.add(what, f"{rate:,.0f} runs/s", f"{shares}; all: {', '.join(f'{r:,.0f}' for r in rates)}")
 
 
 def _drain(made: Stand, options: argparse.Namespace, report: Report) -> None:
@@ -148,18 +166,37 @@ def _xmin(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add("xmin", f"{one.per_second:,.0f} runs/s", xmin.describe(one))
 
 
+def _storm(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = storm.measure(made, jobs=options.jobs, seconds=options.storm)
+    report.document["storm"] = found.document()
+    for what, figure, more in storm.describe(found):
+        report.add(f"storm: {what}", figure, more)
+
+
+def _fair(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    shares, lone = fair.measure(made)
+    report.document["fair"] = fair.document(shares, lone)
+    for one in shares:
+        report.add("fair: 20 tenants by weight", f"Jain {one.jain:.4f}", fair.describe(one))
+    times = ", ".join(f"{waited:.0f}" for waited in lone.waited_ms)
+    report.add(f"fair: one run behind {lone.queued:,}", f"{max(lone.waited_ms):.0f} ms", f"the longest (all: {times})")
+
+
 def _share(rate: float, report: Report) -> str:
     return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
 
 
 _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "floor": _floor,
+    "claim": _claim,
     "pickup": _pickup,
     "burst": _burst,
     "schedules": _schedules,
     "drain": _drain,
     "submit": _submit,
     "xmin": _xmin,
+    "fair": _fair,
+    "storm": _storm,
 }
 
 

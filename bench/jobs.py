@@ -30,3 +30,14 @@ async def start(path: str) -> None:
     if path not in _kept:
         _kept[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(_kept[path], f"{started!r}\n".encode())
+
+
+@app.function("bench.call")
+async def call(path: str, down: str) -> None:
+    """A call of something that is down while the file `down` is there; one O_APPEND write of when it came."""
+    came = time.time()
+    if path not in _kept:
+        _kept[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(_kept[path], f"{came!r}\n".encode())
+    if os.access(down, os.F_OK):
+        raise ConnectionRefusedError("it is down")

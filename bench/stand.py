@@ -196,13 +196,21 @@ class Api:
 
     def post(self, path: str, body: object, tenant: str = "default") -> Any:
         """The decoded answer; anything but 2xx is an error."""
+        return self.call("POST", path, body, tenant)
+
+    def call(self, method: str, path: str, body: object = None, tenant: str = "default") -> Any:
+        """The same by any method."""
         headers = self._headers | {"tocsin-tenant": tenant}
-        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        self._connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         reply = self._connection.getresponse()
         content = reply.read()
         if not 200 <= reply.status < 300:
-            raise RuntimeError(f"POST {path}: {reply.status} {content[:500].decode(errors='replace')}")
+            raise RuntimeError(f"{method} {path}: {reply.status} {content[:500].decode(errors='replace')}")
         return json.loads(content)
+
+    def another(self) -> Api:
+        """The same over a connection of its own, for another thread."""
+        return Api(self.port, self._headers["authorization"].removeprefix("Bearer "))
 
     def counter(self, name: str) -> int:
         """A counter of /metrics, over all its labels."""

@@ -29,7 +29,20 @@ START_LAG = Histogram(
 )
 DEPTH = Gauge("tocsin_queue_depth", "Live runs by state.", ["state"], registry=REGISTRY)
 OVERDUE = Gauge("tocsin_overdue_oldest_seconds", "Age of the oldest due, unclaimed run.", registry=REGISTRY)
+WANTED_WORKERS = Gauge(
+    "tocsin_wanted_workers", "Workers that a pool wants, by what waits, comes in and runs.", ["pool"], registry=REGISTRY
+)
+QUOTA_REFUSED = Counter("tocsin_quota_refused", "Submissions refused by a tenant's quota.", ["code"], registry=REGISTRY)
+LOG_LINES_CUT = Counter("tocsin_log_lines_cut", "Lines left out for a tenant's log_bytes_per_day.", registry=REGISTRY)
 WORKERS_LIVE = Gauge("tocsin_workers_live", "Workers with a valid lease.", registry=REGISTRY)
+RETRY_SHARE = Gauge(
+    "tocsin_retry_share", "Retries in all attempts that this server handed out in the last minutes.", registry=REGISTRY
+)
+STRETCHED = Counter("tocsin_retries_stretched", "Retries put off for want of budget.", registry=REGISTRY)
+CIRCUITS_OPEN = Gauge("tocsin_circuits_open", "Circuits that are open or half open.", registry=REGISTRY)
+CIRCUIT_TRANSITIONS = Counter(
+    "tocsin_circuit_transitions", "Circuits that came into another state, by state.", ["state"], registry=REGISTRY
+)
 LISTENERS = Gauge("tocsin_events_listeners", "Open streams of events.", registry=REGISTRY)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 XMIN_AGE = Gauge(

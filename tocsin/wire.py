@@ -10,13 +10,13 @@ from datetime import date
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tocsin.model.access import Role
 from tocsin.model.calendars import MOST_DAYS, Mode, Weekday
 from tocsin.model.ical import LONGEST_TEXT
 from tocsin.model.job import JobSpec, Name, RunRequest, Schedule
-from tocsin.model.scalars import Instant, decode_scalar, encode_scalar
+from tocsin.model.scalars import Duration, Instant, decode_scalar, encode_scalar
 
 Slots = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 RunKey = tuple[str, int]  # (run_id, fence)
@@ -97,6 +97,12 @@ class Reason(_Body):
     running: Literal["stop", "leave"] = "stop"
 
 
+class Why(_Body):
+    """Why somebody pauses or resumes a pool, opens or closes a circuit."""
+
+    reason: Annotated[str, Meta(max_length=1024)] = ""
+
+
 class LetterFilter(_Body):
     """Dead letters by what they have in common; an empty filter means all of them."""
 
@@ -114,9 +120,45 @@ class Letters(_Body):
     rate: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}/(s|min|h)(?!\n)$")] | None = None
 
 
+Policy = Literal["fair", "priority", "fifo"]
+
+
+class PoolPatch(_Body):
+    """What to change of a pool: who goes first where several could, and how far one point of priority moves a run
+    forward."""
+
+    policy: Policy | None = None
+    head_start: Duration | None = None
+
+
+decode_pool_patch = msgspec.json.Decoder(PoolPatch, dec_hook=decode_scalar).decode
+
+
+Weight = Annotated[int, Meta(ge=1, le=1000)]
+_Count = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class QuotaPatch(_Body):
+    """What a tenant may have at most. What is left out stays as it is; null takes a quota away."""
+
+    max_jobs: _Count | UnsetType | None = UNSET
+    max_queued: _Count | UnsetType | None = UNSET
+    max_running: _Count | UnsetType | None = UNSET
+    submit_rate: Annotated[str, Meta(max_length=32)] | UnsetType | None = UNSET
+    log_bytes_per_day: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType | None = UNSET
+
+
 class NewTenant(_Body):
     slug: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$")]
-    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    weight: Weight = 1
+    quotas: QuotaPatch | UnsetType = UNSET
+
+
+class TenantPatch(_Body):
+    """What to change of a tenant."""
+
+    weight: Weight | UnsetType = UNSET
+    quotas: QuotaPatch | UnsetType = UNSET
 
 
 # Without control, bidi and zero-width characters: what people read in lists and the audit.
@@ -169,6 +211,16 @@ class JobEvent(Struct, omit_defaults=True):
     id: str
     name: str | None
     version: int
+    state: str
+
+
+class CircuitEvent(Struct, omit_defaults=True):
+    """A circuit opened, closed, or is probed."""
+
+    at: str
+    type: str
+    id: str
+    name: str
     state: str
 
 

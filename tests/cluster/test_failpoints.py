@@ -194,6 +194,14 @@ async def redrive_a_dead_letter(play: Play) -> None:
     assert (await play.get("/v1/dead-letters"))["items"] == []
 
 
+@story("circuits.before_commit=kill:2", "circuits.after_commit")
+async def open_a_circuit(play: Play) -> None:
+    # The first transaction of the step sets it, the second opens it.
+    await play.send("PUT", "/v1/circuits/billing", {"calls": 5}, key="set")
+    shown = await play.survive(lambda: play.post("/v1/circuits/billing/open", {"reason": "down"}, key="open"))
+    assert (shown["state"], shown["by_hand"], shown["replayed"]) == ("open", True, True)
+
+
 # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -15,32 +15,40 @@ import pytest
 from tests.conftest import Cluster
 from tocsin.flow import (
     calendars,
+    circuits,
     claim,
     control,
     edit,
     events,
+    explain,
     fleet,
     history,
     occurrences,
     plan,
+    pools,
     reap,
     report,
     submit,
     sweep,
 )
 from tocsin.flow.shared import calendars as shared_calendars
+from tocsin.flow.shared import circuits as shared_circuits
 from tocsin.flow.shared import specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
 STEPS = (
     calendars,
+    circuits,
     shared_calendars,
+    shared_circuits,
     claim,
     control,
     edit,
     events,
+    explain,
     fleet,
     plan,
+    pools,
     reap,
     report,
     submit,
@@ -49,11 +57,11 @@ STEPS = (
     transitions,
 )
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events")
-FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start", "parked"}
+FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start", "parked", "beyond"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
     **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),
-    **{"next_due": "triggers_due", "depth": "runs", "list": "workers"},
+    **{"next_due": "triggers_due", "pools": "runs", "list": "workers"},
 }
 
 

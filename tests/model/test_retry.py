@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.model.job import Retry
-from tocsin.model.retry import LOSS_BUDGET, Verdict, after_failure, after_loss, backoff
+from tocsin.model.retry import (
+    LOSS_BUDGET,
+    RetryBudget,
+    RetryBudgets,
+    Verdict,
+    after_failure,
+    after_loss,
+    backoff,
+    loss_spread,
+)
 from tocsin.model.scalars import Duration
 
 
@@ -79,3 +88,63 @@ def test_losses_have_a_budget_of_their_own() -> None:
     verdicts = [after_loss(n, random.Random(0)) for n in range(1, LOSS_BUDGET + 2)]
     assert all(v.delay is not None and 0 <= v.delay <= 0.5 for v in verdicts[: LOSS_BUDGET - 1])
     assert verdicts[LOSS_BUDGET - 1 :] == [Verdict(None), Verdict(None)]
+
+
+# ── the budget ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.integers(0, 50), st.integers(0, 50)), max_size=40))
+def test_never_more_than_the_budget_is_retried(steps: list[tuple[float, int, int]]) -> None:
+    """Whatever comes, up to any instant no more retries fall due than the floor, the saved minute and a fifth of the
+    first attempts allow."""
+    budget, now, first, due = RetryBudget(10), 1000.0, 0, []
+    for wait, attempts, retries in steps:
+        now += wait
+        budget.started(attempts, now)
+        first += attempts
+        due += [now + budget.grant(now) for _ in range(retries)]
+    for n, at in enumerate(sorted(due), 1):
+        assert n <= 10 * (at - 1000) + 600 + first / 5 + 1e-3
+
+
+def test_what_is_over_budget_comes_at_the_pace_of_the_floor() -> None:
+    budget = RetryBudget(10)
+    waits = [budget.grant(0.0) for _ in range(700)]
+    assert waits[:600] == [0.0] * 600
+    assert [round(wait, 6) for wait in waits[600:603]] == [0.1, 0.2, 0.3]
+    budget.started(500, 0.0)
+    assert budget.grant(0.0) == pytest.approx(0.1), "five first attempts pay for a retry"
+    assert not budget.is_whole(60.0) and budget.is_whole(60.2)
+
+
+def test_a_job_in_trouble_leaves_the_others_of_its_tenant_their_budget() -> None:
+    budgets = RetryBudgets()
+    waits = [budgets.stretch(1, "bad", 0.0) for _ in range(50_000)]
+    assert waits[299] == 0 and waits[-1] == RetryBudgets.LONGEST_STRETCH
+    assert budgets.stretch(1, "good", 0.0) == 0 and budgets.stretch(2, "other", 0.0) == 0
+
+
+def test_many_jobs_of_one_tenant_share_its_budget() -> None:
+    budgets = RetryBudgets()
+    waits = [budgets.stretch(1, f"job-{n}", 0.0) for n in range(20_000)]
+    assert waits[:600] == [0.0] * 600 and waits[-1] == pytest.approx((20_000 - 600) / 10)
+    assert budgets.stretch(2, "other", 0.0) == 0
+
+
+def test_the_share_of_retries_fades() -> None:
+    budgets = RetryBudgets()
+    assert budgets.share == 0
+    budgets.started([], 100, 0.0)
+    for _ in range(25):
+        budgets.stretch(1, "job", 0.0)
+    assert budgets.share == pytest.approx(0.25)
+    budgets.started([], 1000, 3000.0)
+    assert budgets.share < 0.001
+
+
+def test_a_lost_fleet_comes_back_over_a_while() -> None:
+    assert (loss_spread(10), loss_spread(20_000)) == (0.5, 20.0)
+    rng = random.Random(3)
+    waits = [after_loss(1, rng, loss_spread(20_000)).delay for _ in range(20_000)]
+    per_second = [sum(n <= (wait or 0) < n + 1 for wait in waits) for n in range(20)]
+    assert max(per_second) < 1_200 and min(per_second) > 800

@@ -25,10 +25,11 @@ class Subject(StrEnum):
 
     run = "run"
     job = "job"
+    circuit = "circuit"
 
 
 def events(
-    type: Annotated[Subject | None, typer.Option(help="Only those about this.", metavar="run|job")] = None,
+    type: Annotated[Subject | None, typer.Option(help="Only those about this.", metavar="run|job|circuit")] = None,
     job: Annotated[str | None, typer.Option(help="Only those of this job, by id or name.", metavar="JOB")] = None,
     after: Annotated[
         str | None, typer.Option(help="Go on behind the event with this cursor.", metavar="CURSOR")
@@ -38,7 +39,7 @@ def events(
         bool, typer.Option("--json", help="Print a JSON document a line, with the cursor to go on from.")
     ] = False,
 ) -> None:
-    """Tell what becomes of runs and jobs as it happens, one line each, until Ctrl-C."""
+    """Tell what becomes of runs, jobs and circuits as it happens, one line each, until Ctrl-C."""
     with connect() as client:
         job_id = None if job is None else find_job_id(client, job)
         found = client.events(type=type and type.value, job=job_id, after=after)

@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from tocsin import __version__
-from tocsin.cli import calendar, dead, events, fleet, job, key, run, schedule, schema, serve, tenant, tools
+from tocsin.cli import (
+    calendar,
+    circuit,
+    dead,
+    events,
+    fleet,
+    job,
+    key,
+    pool,
+    run,
+    schedule,
+    schema,
+    serve,
+    tenant,
+    tools,
+)
 from tocsin.cli.shared import EXIT_CODES, Root, act_for
 
 app = typer.Typer(
@@ -24,7 +39,7 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, dead, schedule, calendar, fleet, tenant, key):
+for room in (job, run, dead, schedule, calendar, circuit, fleet, pool, tenant, key):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

@@ -213,6 +213,34 @@ def delete_calendar(name: str, *, if_match: int | None = None) -> Call[Document]
     return _delete("v1", "calendars", name, if_match=if_match)
 
 
+# ── circuits ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def list_circuits(*, state: str | None = None, limit: int | None = None) -> Call[Page]:
+    """Circuits, by name; `state`: only those that are `closed`, `open` or `half_open`."""
+    return _list("v1", "circuits", state=state, limit=limit)
+
+
+def get_circuit(name: str) -> Call[Document]:
+    """One circuit."""
+    return _get("v1", "circuits", name)
+
+
+def put_circuit(name: str, policy: Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[Document]:
+    """Set when it opens and for how long: `{"failure_ratio", "calls", "window", "cooldown", "max_cooldown"}`."""
+    return _write("PUT", "v1", "circuits", name, body=policy, key=idempotency_key)
+
+
+def open_circuit(name: str, reason: str = "") -> Call[Document]:
+    """Let no run that uses it start until it is closed by hand."""
+    return _post("v1", "circuits", name, "open", body={"reason": reason})
+
+
+def close_circuit(name: str, reason: str = "") -> Call[Document]:
+    """Let runs that use it start; those that waited go in growing waves."""
+    return _post("v1", "circuits", name, "close", body={"reason": reason})
+
+
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -254,6 +282,11 @@ def attempts(run_id: str) -> Call[Page]:
     return _list("v1", "runs", run_id, "attempts")
 
 
+def explain_run(run_id: str) -> Call[Document]:
+    """Why it has not started, and when it may: `{summary, blockers, estimated_start_at, …}`; or how it ended."""
+    return _get("v1", "runs", run_id, "explain")
+
+
 def cancel_run(run_id: str, reason: str = "") -> Call[Document]:
     """Stop a run; `stopping` until its worker proves that it has stopped."""
     return _post("v1", "runs", run_id, "cancel", body={"reason": reason})
@@ -279,7 +312,8 @@ def logs(
 def events(*, type: str | None = None, job: str | None = None, after: str | None = None) -> Call[Document]:
     """Changes of runs and jobs as they are committed, without end; a connection that breaks is taken up again.
 
-    `type`: only those of a `run` or a `job`; `job`: only those of this job; `after`: go on behind this event's id."""
+    `type`: only those of a `run`, `job` or `circuit`; `job`: only those of this job; `after`: go on behind the event
+    with this id."""
     return Call("GET", "/v1/events", _read_document, query=_given(type=type, job=job, after=after))
 
 
@@ -327,9 +361,61 @@ def drain_worker(worker_id: str) -> Call[Document]:
     return _post("v1", "workers", worker_id, "drain")
 
 
-def create_tenant(slug: str, *, weight: int = 1) -> Call[Document]:
-    """A new tenant; `weight` is its share where tenants compete."""
-    return _post("v1", "tenants", body={"slug": slug, "weight": weight})
+def list_pools(*, limit: int | None = None) -> Call[Page]:
+    """Pools by name: what waits in each, and who works for it."""
+    return _list("v1", "pools", limit=limit)
+
+
+def get_pool(name: str) -> Call[Document]:
+    """One pool."""
+    return _get("v1", "pools", name)
+
+
+def update_pool(
+    name: str,
+    *,
+    policy: Literal["fair", "priority", "fifo"] | None = None,
+    head_start: str | None = None,
+    if_match: int | None = None,
+    idempotency_key: str | None = None,
+) -> Call[Document]:
+    """Change who goes first in a pool, or (a duration) what a point of priority is worth for runs made from now on."""
+    given = {"policy": policy, "head_start": head_start}
+    body = {field: value for field, value in given.items() if value is not None}
+    return _write("PATCH", "v1", "pools", name, body=body, key=idempotency_key, if_match=if_match)
+
+
+def pause_pool(name: str, reason: str = "", *, if_match: int | None = None) -> Call[Document]:
+    """Let nothing more be claimed from a pool until it is resumed."""
+    return _post("v1", "pools", name, "pause", body={"reason": reason}, if_match=if_match)
+
+
+def resume_pool(name: str, reason: str = "", *, if_match: int | None = None) -> Call[Document]:
+    """End a pool's pause."""
+    return _post("v1", "pools", name, "resume", body={"reason": reason}, if_match=if_match)
+
+
+def create_tenant(slug: str, *, weight: int = 1, quotas: Mapping[str, Any] | None = None) -> Call[Document]:
+    """A new tenant; `weight` is its share where tenants compete, `quotas` what it may have at most."""
+    return _post("v1", "tenants", body={"slug": slug, "weight": weight} | ({"quotas": quotas} if quotas else {}))
+
+
+def get_tenant(slug: str) -> Call[Document]:
+    """A tenant, its quotas, and what it uses."""
+    return _get("v1", "tenants", slug)
+
+
+def update_tenant(
+    slug: str,
+    *,
+    weight: int | None = None,
+    quotas: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+) -> Call[Document]:
+    """Change a tenant's weight, or those of its quotas that are named (None takes one away)."""
+    given = {"weight": weight, "quotas": quotas}
+    body = {field: value for field, value in given.items() if value is not None}
+    return _write("PATCH", "v1", "tenants", slug, body=body, key=idempotency_key)
 
 
 def list_tenants(*, limit: int | None = None) -> Call[Page]:

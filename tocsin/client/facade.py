@@ -103,6 +103,7 @@ class Calls:
     list_runs = Listing(calls.list_runs)
     get_run = Endpoint(calls.get_run)
     attempts = Listing(calls.attempts)
+    explain_run = Endpoint(calls.explain_run)
     cancel_run = Endpoint(calls.cancel_run)
     retry_run = Endpoint(calls.retry_run)
     logs = Listing(calls.logs)
@@ -113,6 +114,12 @@ class Calls:
     list_calendars = Listing(calls.list_calendars)
     delete_calendar = Endpoint(calls.delete_calendar)
 
+    list_circuits = Listing(calls.list_circuits)
+    get_circuit = Endpoint(calls.get_circuit)
+    put_circuit = Endpoint(calls.put_circuit)
+    open_circuit = Endpoint(calls.open_circuit)
+    close_circuit = Endpoint(calls.close_circuit)
+
     list_dead = Listing(calls.list_dead)
     redrive_dead = Endpoint(calls.redrive_dead)
     discard_dead = Endpoint(calls.discard_dead)
@@ -121,7 +128,15 @@ class Calls:
     get_worker = Endpoint(calls.get_worker)
     drain_worker = Endpoint(calls.drain_worker)
 
+    list_pools = Listing(calls.list_pools)
+    get_pool = Endpoint(calls.get_pool)
+    update_pool = Endpoint(calls.update_pool)
+    pause_pool = Endpoint(calls.pause_pool)
+    resume_pool = Endpoint(calls.resume_pool)
+
     create_tenant = Endpoint(calls.create_tenant)
+    get_tenant = Endpoint(calls.get_tenant)
+    update_tenant = Endpoint(calls.update_tenant)
     list_tenants = Listing(calls.list_tenants)
     create_key = Endpoint(calls.create_key)
     list_keys = Listing(calls.list_keys)

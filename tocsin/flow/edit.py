@@ -22,7 +22,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import InvalidInput, PreconditionFailed
-from tocsin.flow.shared import audit, calendars, triggers
+from tocsin.flow.shared import audit, calendars, circuits, triggers
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
@@ -191,6 +191,8 @@ async def _change(
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
     version = await _store(this, text, lane_id, clock)
+    if old.circuit != new.circuit:
+        await circuits.use(connection, [circuits.use_of(this.key, new.circuit)])
     if this.moves:
         await _use(this)
     woken = await _limit(this)

@@ -15,7 +15,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.store.db import Database, Row, Sql, columns
-from tocsin.wire import JobEvent, RunEvent
+from tocsin.wire import CircuitEvent, JobEvent, RunEvent
 
 SQL = Sql(__file__)
 OPEN_SECONDS = 600.0  # a feed stays open so long after it was last renewed
@@ -60,8 +60,8 @@ class Change(NamedTuple):
 
     position: Position
     subject: str
-    job_id: str
-    event: RunEvent | JobEvent
+    job_id: str | None
+    event: RunEvent | JobEvent | CircuitEvent
 
 
 class Reading(NamedTuple):
@@ -116,7 +116,7 @@ def _reading(rows: list[Row]) -> Reading:
 
 
 def _changes(row: Row) -> list[Change]:
-    at, make = iso(row["at"]), _run_change if row["subject"] == "run" else _job_change
+    at, make = iso(row["at"]), _MAKERS[row["subject"]]
     return [
         make(Position(row["xid"], row["seq"], nth), at, values)
         for nth, values in enumerate(_read_changes(row["changes"]), 1)
@@ -131,3 +131,11 @@ def _run_change(position: Position, at: str, values: list[Any]) -> Change:
 def _job_change(position: Position, at: str, values: list[Any]) -> Change:
     what, job_id, *rest = values
     return Change(position, "job", job_id, JobEvent(at, f"job.{what}", job_id, *rest))
+
+
+def _circuit_change(position: Position, at: str, values: list[Any]) -> Change:
+    what, *rest = values
+    return Change(position, "circuit", None, CircuitEvent(at, f"circuit.{what}", *rest))
+
+
+_MAKERS = {"run": _run_change, "job": _job_change, "circuit": _circuit_change}

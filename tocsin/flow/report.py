@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from tocsin.flow.shared import circuits
+from tocsin.flow.shared.circuits import Called
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Hint, Key, gates, hints, lock_jobs, lock_limits, release
-from tocsin.model.retry import after_failure, after_loss
+from tocsin.model.circuit import Call
+from tocsin.model.retry import SHORTEST_SPREAD, RetryBudgets, after_failure, after_loss
 from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
-from tocsin.telemetry import REPORTED, STEP_SECONDS, SUPERSEDED
+from tocsin.telemetry import REPORTED, STEP_SECONDS, STRETCHED, SUPERSEDED
 from tocsin.wire import Finished, RunKey, encode
 
 SQL = Sql(__file__, SHARED)
@@ -48,42 +52,73 @@ class Reported(NamedTuple):
     hints: list[Hint]
 
 
+class _Means(NamedTuple):
+    """By what it is decided what follows: chance, the budgets of retries if there are any, and over how many seconds
+    lost runs come back."""
+
+    rng: random.Random
+    budgets: RetryBudgets | None
+    spread: float
+
+
+class _Next(NamedTuple):
+    """The state that follows, after how many seconds if that is another attempt, and why so late if that is later than
+    its job says."""
+
+    state: str
+    delay: float = 0.0
+    reason: str | None = None
+
+
 class _Special(NamedTuple):
     """What `look` says of the endings that need more than the one statement."""
 
-    verdicts: dict[int, tuple[str, float]]
+    verdicts: dict[int, _Next]
     once: set[Key]
     limited: set[Key]
     released: set[Key]
+    called: dict[int, Called]
 
 
-async def report(db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random) -> Reported:
+async def report(
+    db: Database,
+    specs: SpecBook,
+    endings: Sequence[Ending],
+    rng: random.Random,
+    *,
+    budgets: RetryBudgets | None = None,
+    spread: float = SHORTEST_SPREAD,
+) -> Reported:
     """End these attempts. Data errors are bisected to the offender, contention retries the whole."""
+    return await _report(db, specs, endings, _Means(rng, budgets, spread))
+
+
+async def _report(db: Database, specs: SpecBook, endings: Sequence[Ending], means: _Means) -> Reported:
     for attempt in range(_TRIES):
         try:
-            return await _report_once(db, specs, endings, rng)
+            return await _report_once(db, specs, endings, means)
         except Exception as error:
             if is_contention(error) and attempt < _TRIES - 1:
                 continue
             if not is_data_error(error):
                 raise
-            return await _bisect(db, specs, endings, rng, error)
+            return await _bisect(db, specs, endings, means, error)
     raise AssertionError("unreachable")
 
 
 async def _bisect(
-    db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random, error: Exception
+    db: Database, specs: SpecBook, endings: Sequence[Ending], means: _Means, error: Exception
 ) -> Reported:
     if len(endings) == 1:
         try:
-            return await _report_once(db, specs, [_made_harmless(endings[0], error)], rng)
+            return await _report_once(db, specs, [_made_harmless(endings[0], error)], means)
         except Exception as again:
             if is_data_error(again):  # not even its key can be one of ours
                 return Reported(set(), [])
             raise
     half = len(endings) // 2
-    left = await report(db, specs, endings[:half], rng)
-    right = await report(db, specs, endings[half:], rng)
+    left = await _report(db, specs, endings[:half], means)
+    right = await _report(db, specs, endings[half:], means)
     return Reported(left.accepted | right.accepted, left.hints + right.hints)
 
 
@@ -98,7 +133,7 @@ def _made_harmless(ending: Ending, error: Exception) -> Ending:
     )
 
 
-async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending], rng: random.Random) -> Reported:
+async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending], means: _Means) -> Reported:
     # An attempt told twice in one batch (a repeat that overtook its answer) counts once.
     unique = {(e.finished.run_id, e.finished.fence, e.worker_id): e for e in endings}
     batch = sorted(unique.values(), key=_run_id)  # the order in which the rows are locked
@@ -106,13 +141,14 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
         return await _report_plain(db, batch, {_key(e) for e in batch})
     keys = [(e.worker_id, e.finished.run_id, e.finished.fence, e.finished.outcome) for e in batch]
     async with db.transaction("report", "vital") as connection:
-        special = await _look(connection, specs, keys, batch, rng)
+        special = await _look(connection, specs, keys, batch, means)
         await lock_jobs(connection, special.once)
         await lock_limits(connection, special.limited)
         told = [_columns_of(e, special.verdicts.get(i, _SUCCEEDED)) for i, e in enumerate(batch)]
         rows = await connection.fetch(SQL["finish"], *sparse_columns(told))
         freed = await release(connection, special.released)
         done = {(row["id"], row["fence"]) for row in rows}
+        await circuits.count(connection, [told for i, told in special.called.items() if _key(batch[i]) in done])
     accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
     _count(batch, done, accepted)
     return Reported(accepted, hints([row for row in rows if row["lane_id"] is not None]) + hints(freed))
@@ -135,6 +171,7 @@ async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) ->
             *([], [], []),
             _unless_empty([None if f.result is None else _bounded(f.result) for f in ends]),
             _unless_empty([None if f.usage is None else _bounded(f.usage) for f in ends]),
+            [],
         )
     await db.failpoints.hit("report.after_commit")
     REPORTED.labels("succeeded").inc(len(rows))
@@ -150,7 +187,8 @@ def _unless_empty(column: list[str | None]) -> list[str | None]:
     return column if any(column) else []
 
 
-_SUCCEEDED = ("succeeded", 0.0)
+_SUCCEEDED = _Next("succeeded")
+_TELLING = ("succeeded", "failed", "timeout")  # outcomes that say something about what was called
 
 
 def _run_id(ending: Ending) -> str:
@@ -166,41 +204,49 @@ async def _look(
     specs: SpecBook,
     keys: Sequence[tuple[str, str, int, str]],
     batch: list[Ending],
-    rng: random.Random,
+    means: _Means,
 ) -> _Special:
     rows = await connection.fetch(SQL["look"], *columns(keys, 4))
     failed = [row for row in rows if batch[row["n"] - 1].finished.outcome in ("failed", "timeout")]
     known = await specs.get(((row["tenant_id"], row["job_id"], row["job_version"]) for row in failed), connection)
-    special = _Special({}, set(), set(), set())
+    special = _Special({}, set(), set(), set(), {})
     for row in rows:
         finished = batch[row["n"] - 1].finished
         job = Key(row["tenant_id"], row["job_id"])
         stored = known.get((row["tenant_id"], row["job_id"], row["job_version"]))
-        special.verdicts[row["n"] - 1] = _verdict(row, finished, stored.spec.retry if stored else None, rng)
+        special.verdicts[row["n"] - 1] = _verdict(row, finished, stored.spec.retry if stored else None, means)
         if row["once"]:
             special.once.add(job)
         if row["limited"]:
             special.limited.update(gates(job, row["key_id"]))
         if row["limited"] or row["queues"]:
             special.released.update(gates(job, row["key_id"]))
+        if row["circuit_id"] is not None and finished.outcome in _TELLING:
+            call = Call(row["claimed_at"], row["canary"], finished.outcome != "succeeded")
+            special.called[row["n"] - 1] = Called(Key(job.tenant_id, row["circuit_id"]), call)
     return special
 
 
-def _verdict(row: Row, finished: Finished, retry: Any, rng: random.Random) -> tuple[str, float]:
-    """The state that follows, and after how many seconds if that is another attempt."""
+def _verdict(row: Row, finished: Finished, retry: Any, means: _Means) -> _Next:
     if finished.outcome == "succeeded":
         return _SUCCEEDED
     if finished.outcome == "cancelled":
-        return "cancelled", 0.0
+        return _Next("cancelled")
     if finished.outcome == "lost":
-        delay = after_loss(row["losses"] + 1, rng).delay
-    else:
-        error_class = finished.error.class_ if finished.error else None
-        delay = after_failure(retry, row["failures"] + 1, error_class, rng).delay if retry else None
-    return ("dead", 0.0) if delay is None else ("staged", delay)
+        delay = after_loss(row["losses"] + 1, means.rng, means.spread).delay
+        return _Next("dead") if delay is None else _Next("staged", delay)
+    error_class = finished.error.class_ if finished.error else None
+    delay = after_failure(retry, row["failures"] + 1, error_class, means.rng).delay if retry else None
+    if delay is None:
+        return _Next("dead")
+    late = means.budgets.stretch(row["tenant_id"], row["job_id"], time.monotonic()) if means.budgets else 0.0
+    if not late:
+        return _Next("staged", delay)
+    STRETCHED.inc()
+    return _Next("staged", delay + late, "retry_budget")
 
 
-def _columns_of(ending: Ending, verdict: tuple[str, float]) -> tuple[Any, ...]:
+def _columns_of(ending: Ending, verdict: _Next) -> tuple[Any, ...]:
     f = ending.finished
     error = f.error
     ended_well = verdict is _SUCCEEDED
@@ -209,8 +255,8 @@ def _columns_of(ending: Ending, verdict: tuple[str, float]) -> tuple[Any, ...]:
         f.run_id,
         f.fence,
         None if ended_well else f.outcome,
-        None if ended_well else verdict[0],
-        None if ended_well else verdict[1],
+        None if ended_well else verdict.state,
+        None if ended_well else verdict.delay,
         f.held_ms if 0 <= f.held_ms < _LONGEST_MS else 0.0,
         f.ran_ms if 0 <= f.ran_ms < _LONGEST_MS else 0.0,
         f.exit_code,
@@ -218,6 +264,7 @@ def _columns_of(ending: Ending, verdict: tuple[str, float]) -> tuple[Any, ...]:
         None if error is None else _storable(error.message[:ERROR_LIMIT]),
         None if f.result is None else _bounded(f.result),
         None if f.usage is None else _bounded(f.usage),
+        verdict.reason,
     )
 
 

@@ -2,7 +2,8 @@
 -- What the server must know before it ends these attempts; rows that need nothing special are not answered.
 -- No lock: the fence in the statement that follows is the guard.
 select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version, r.failures, r.losses,
-       r.once, r.limited, r.key_id::text as key_id, r.overlap in ('queue', 'queue_all', 'replace') as queues, r.state
+       r.once, r.limited, r.key_id::text as key_id, r.overlap in ('queue', 'queue_all', 'replace') as queues, r.state,
+       r.circuit_id::text as circuit_id, r.canary, r.claimed_at
   from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) with ordinality as i(worker_id, id, fence, outcome, n)
  cross join lateral (
         -- The limit keeps the planner from turning the join round: statistics that know of nothing running would make
@@ -11,28 +12,31 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
          where (r.worker_id, r.id) between (i.worker_id, i.id) and (i.worker_id, i.id)
            and r.state in ('running', 'stopping')
          limit 1) r
- where r.fence = i.fence and (i.outcome <> 'succeeded' or r.once or r.limited or r.overlap in ('queue', 'queue_all', 'replace'))
+ where r.fence = i.fence
+   and (i.outcome <> 'succeeded' or r.once or r.limited or r.circuit_id is not null
+        or r.overlap in ('queue', 'queue_all', 'replace'))
 
 -- :name finish
 -- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
 -- A stale fence finds no row, changes nothing, and is not answered. The arrays come in the order of ids, and so do the
 -- locks; an array that would hold only nulls may be empty.
 --   $1 worker  $2 run  $3 fence  $4 outcome  $5 next state  $6 delay  $7 held_ms  $8 ran_ms  $9 exit code
---   $10 error class  $11 error  $12 result  $13 usage
+--   $10 error class  $11 error  $12 result  $13 usage  $14 why the next attempt comes later than its job says
 with told as (
     select t.worker_id, t.id, t.fence, coalesce(t.outcome, 'succeeded') as outcome,
            coalesce(t.next, 'succeeded') as next, coalesce(t.delay, 0) as delay, t.held_ms, t.ran_ms, t.exit_code,
-           t.error_class, t.error, t.result, t.usage
+           t.error_class, t.error, t.result, t.usage, t.reason
       from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::float8[], $7::float8[],
-                  $8::float8[], $9::int[], $10::text[], $11::text[], $12::text[], $13::text[])
-           as t(worker_id, id, fence, outcome, next, delay, held_ms, ran_ms, exit_code, error_class, error, result, usage)
+                  $8::float8[], $9::int[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[])
+           as t(worker_id, id, fence, outcome, next, delay, held_ms, ran_ms, exit_code, error_class, error, result, usage,
+                reason)
 ),
 held as materialized (
     select r.tenant_id, r.id, r.job_id, r.job_version, r.lane_id, r.attempt, r.fence, r.trigger, r.priority, r.worker_id,
            r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
            r.losses + (t.outcome = 'lost')::int as losses,
            r.max_attempts, r.scheduled_for, r.ready_at, r.order_key, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
-           t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage,
+           t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage, t.reason,
            -- Success and cancel race: what was done is done; anything else ends the way that was asked for.
            case when r.stop_reason is not null and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
       from told t
@@ -64,7 +68,7 @@ leaving as materialized (
 again as (
     update runs r
        set state = 'staged', failures = s.failures, losses = s.losses, worker_id = null, claim_id = null,
-           ready_at = s.ready_at, order_key = s.order_key
+           ready_at = s.ready_at, order_key = s.order_key, canary = false
       from staying s
      where (r.tenant_id, r.id) between (s.tenant_id, s.id) and (s.tenant_id, s.id)
     returning r.tenant_id, r.id, r.lane_id, r.ready_at, r.order_key
@@ -75,11 +79,12 @@ gone as (
      where (r.tenant_id, r.id) between (l.tenant_id, l.id) and (l.tenant_id, l.id)
 ),
 recorded as (
-    insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, fence, trigger,
+    insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, reason, fence, trigger,
                          priority, failures, losses, max_attempts, scheduled_for, ready_at, started_at, finished_at,
                          worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id)
-    select h.tenant_id, h.id, h.attempt, h.job_id, h.job_version, h.next <> 'staged', h.next, h.outcome, h.fence,
-           h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.scheduled_for, h.ready_at,
+    select h.tenant_id, h.id, h.attempt, h.job_id, h.job_version, h.next <> 'staged', h.next, h.outcome,
+           case when h.next = 'staged' then h.reason end, h.fence, h.trigger, h.priority, h.failures, h.losses,
+           h.max_attempts, h.scheduled_for, h.ready_at,
            s.started_at,
            case when h.outcome = 'lost' then now()
                 else least(now(), s.started_at + h.ran_ms * interval '1 millisecond') end,

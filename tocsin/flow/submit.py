@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
-from tocsin.flow.shared import audit, calendars, triggers
+from tocsin.flow.shared import audit, calendars, circuits, triggers
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
@@ -182,7 +182,7 @@ async def _commit_jobs(
     db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
 ) -> tuple[dict[int, Answer], list[Hint]]:
     """All of them, but for those that are replays; raises NameTaken and stores none."""
-    alone = not any(job.run or job.use or job.request.wish or job.counts for job in jobs)
+    alone = not any(job.run or job.use or job.request.wish or job.counts or job.request.spec.circuit for job in jobs)
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
@@ -342,11 +342,16 @@ async def _store_jobs(
         # `now` is the very instant the first fires are counted from: `every` is anchored at it.
         await connection.execute(SQL["store"], *sparse_columns(rows), now)
         await calendars.use(connection, [job.use for job in jobs if job.use is not None])
+        await circuits.use(connection, [circuits.use_of(*use) for use in map(_circuit, jobs) if use[1] is not None])
         counted = [Key(job.request.who.tenant_id, job.id) for job in jobs if job.counts]
         await triggers.begin_counting(connection, counted)
 
 
 _tenant_and_name = attrgetter("tenant_and_name")
+
+
+def _circuit(job: _NewJob) -> tuple[Key, str | None]:
+    return Key(job.request.who.tenant_id, job.id), job.request.spec.circuit
 
 
 # ── batches of jobs ──────────────────────────────────────────────────────────────────────────────────────────────

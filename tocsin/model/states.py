@@ -26,7 +26,7 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ready", "running"): ("claim",),
     ("staged", "waiting"): ("claim",),
     ("ready", "waiting"): ("claim",),
-    ("waiting", "ready"): ("release", "resume", "sweep"),
+    ("waiting", "ready"): ("release", "resume", "sweep", "circuits"),
     ("running", "stopping"): ("cancel",),
     ("running", "staged"): ("report", "reap", "give_back", "restored"),
     ("running", "ready"): ("give_back", "restored"),

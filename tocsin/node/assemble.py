@@ -14,11 +14,14 @@ from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions, servers
 from tocsin.flow import restored as restoration
+from tocsin.flow.pools import PoolBook
+from tocsin.flow.quotas import Allowances
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
+from tocsin.node.breaker import Breaker
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.events import Events
 from tocsin.node.gateway import Gateway
@@ -54,7 +57,15 @@ class Node:
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
-        self.dispatcher = Dispatcher(self.db, self.lanes, timedelta(seconds=settings.ahead_seconds))
+        self.pools = PoolBook(self.db)
+        self.allowances = Allowances(self.db)
+        self.dispatcher = Dispatcher(
+            self.db,
+            self.lanes,
+            lead=timedelta(seconds=settings.ahead_seconds),
+            near_wait=timedelta(seconds=settings.prefer_seconds),
+            patience=timedelta(seconds=settings.reserve_after_seconds),
+        )
         self.whisper = Whisper(self.db, self._heard, self._stop)
         self.events = Events(self.db)
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
@@ -82,7 +93,8 @@ class Node:
             Reaper(self.db, self.specs, self.tell),
             sweeper,
             Follower(self.db, self.tell),
-            Caretaker(self.db, self._server, self.retire),
+            Breaker(self.db, self.tell),
+            Caretaker(self.db, self._server, self.retire, self._measure_pools),
             self.events,
         ]
         for loop in self._loops if loops else ():
@@ -123,6 +135,9 @@ class Node:
         """Tell workers to go, wherever they are connected, at once; their next heartbeat would tell them, too."""
         self.gateway.drain(worker_ids)
         self.whisper.say([], drains=worker_ids)
+
+    async def _measure_pools(self) -> None:
+        await self.pools.measure(self.dispatcher.handed_out())
 
     # ── submissions, many calls in one commit ────────────────────────────────────────────────────────────────────
 

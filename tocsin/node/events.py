@@ -21,7 +21,7 @@ from tocsin.model.access import Identity
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 from tocsin.telemetry import LISTENERS
-from tocsin.wire import FeedEvent, JobEvent, RunEvent, encode
+from tocsin.wire import CircuitEvent, FeedEvent, JobEvent, RunEvent, encode
 
 _TICK = 0.1
 _ASLEEP = 60.0
@@ -160,7 +160,7 @@ class _Listener:
         return _word(place, kind, FeedEvent(iso(self._db.clock.now()), kind, reason))
 
 
-def _word(place: EventId | None, kind: str, event: FeedEvent | RunEvent | JobEvent) -> bytes:
+def _word(place: EventId | None, kind: str, event: FeedEvent | RunEvent | JobEvent | CircuitEvent) -> bytes:
     """One event as it is sent."""
     line = b"" if place is None else b"id: %b\n" % str(place).encode()
     return b"%bevent: %b\ndata: %b\n\n" % (line, kind.encode(), encode(event))

@@ -5,12 +5,13 @@ measures."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tocsin.flow import events, fleet, partitions, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
+from tocsin.model.retry import loss_spread
 from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database
 from tocsin.store.horizon import Horizon
@@ -33,16 +34,22 @@ class Reaper(Loop):
         self._specs = specs
         self._hint = hint
         self._rng = random.Random()
+        self._streak = 0  # runs taken back in turns that followed each other at once
 
     async def run_once(self) -> float:
         for worker_id, name in await reap.lapse(self._db):
             log.warning("worker lost", worker=worker_id, name=name)
         lost = [Ending(o.worker_id, o.finished) for o in await reap.orphans(self._db)]
         if lost:
-            taken_back = await report(self._db, self._specs, lost, self._rng)
+            self._streak += len(lost)
+            spread = loss_spread(self._streak)
+            taken_back = await report(self._db, self._specs, lost, self._rng, spread=spread)
             LOST.inc(len(taken_back.accepted))
             self._hint(taken_back.hints)
-        return 0 if len(lost) >= 1000 else 0.5
+        if len(lost) >= 1000:
+            return 0
+        self._streak = 0
+        return 0.5
 
 
 class Sweeper(Loop):
@@ -92,11 +99,18 @@ class Caretaker(Loop):
 
     name = "caretaker"
 
-    def __init__(self, db: Database, server: servers.Server, retire: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        db: Database,
+        server: servers.Server,
+        retire: Callable[[], None],
+        measure_pools: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__()
         self._db = db
         self._server = server
         self._retire = retire
+        self._measure_pools = measure_pools
         self._past: int | None = None
         self._turn = 0
         self._skewed = False
@@ -111,7 +125,7 @@ class Caretaker(Loop):
         await self._horizon.watch()
         if self._counts.due(0.0):
             self._counts.begin()
-            await sweep.measure(self._db)
+            await self._measure_pools()
             self._counts.end()
         await fleet.measure(self._db)
         if self._turn % 12 == 0:

@@ -17,6 +17,7 @@ from msgspec import _json_schema as json_schema
 import tocsin
 from tocsin.model.access import PERMISSIONS
 from tocsin.model.calendars import Mode
+from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.node.server.replies import (
@@ -24,22 +25,25 @@ from tocsin.node.server.replies import (
     DeadLetter,
     Discarded,
     Event,
+    Explanation,
     Job,
     Jobs,
     Key,
-    ListedTenant,
     Logs,
     LogsStored,
     MadeRunBatch,
     NamedCalendar,
+    NamedCircuit,
     NewKeyReply,
     Occurrence,
     Page,
+    Pool,
     Problem,
     Redriven,
     Run,
     SchedulePreview,
     Tenant,
+    TenantInUse,
     Version,
     Worker,
 )
@@ -53,6 +57,7 @@ from tocsin.wire import (
     NewKey,
     NewTenant,
     Nothing,
+    PoolPatch,
     PreviewRequest,
     Reason,
     Register,
@@ -60,6 +65,8 @@ from tocsin.wire import (
     Report,
     ReportAnswer,
     RunBatch,
+    TenantPatch,
+    Why,
 )
 
 Patch = dict[str, Any]
@@ -69,10 +76,7 @@ _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to"
 
 # Fields that decode and are refused as not supported yet: the document does not promise them.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "JobSpec": (
-        *("resources", "placement"),
-        *("circuit", "depends_on", "secrets", "notify"),
-    ),
+    "JobSpec": ("depends_on", "secrets", "notify"),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
 _ALWAYS = (400, 401, 403, 404, 422, 431, 503)
@@ -98,6 +102,14 @@ class Operation(NamedTuple):
 
 def _control(summary: str, reply: Any, versioned: bool = True) -> Operation:
     return Operation(summary, reply, body=Reason, optional=True, keyed=True, versioned=versioned, problems=(409,))
+
+
+def _switch_pool(summary: str) -> Operation:
+    return Operation(summary, Pool, body=Why, optional=True, keyed=True, versioned=True, problems=(409,))
+
+
+def _switch_circuit(summary: str) -> Operation:
+    return Operation(summary, NamedCircuit, body=Why, optional=True, keyed=True, problems=(409,))
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -146,9 +158,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/runs"): Operation("List runs, live and ended", Page[Run], query=("job", *_RUN_FILTERS, *_PAGED)),
     ("GET", "/v1/runs/{id}"): Operation("Read a run", Run),
     ("GET", "/v1/runs/{id}/attempts"): Operation("Read the attempts of a run, oldest first", Page[Attempt]),
+    ("GET", "/v1/runs/{id}/explain"): Operation("Say why a run has not started, and when it may", Explanation),
     ("POST", "/v1/runs/{id}/cancel"): _control("Cancel a run", Run, versioned=False),
     ("POST", "/v1/runs/{id}/retry"): Operation(
-        "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409,)
+        "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409, 429)
     ),
     ("GET", "/v1/runs/{id}/logs"): Operation(
         "Read the log of a run", Logs, query=("attempt", "stream", "after", "limit")
@@ -164,7 +177,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "List dead letters", Page[DeadLetter], query=("job", "error_class", *_PAGED)
     ),
     ("POST", "/v1/dead-letters/redrive"): Operation(
-        "Make a new run of each dead letter", Redriven, body=Letters, keyed=True, problems=(409,)
+        "Make a new run of each dead letter", Redriven, body=Letters, keyed=True, problems=(409, 429)
     ),
     ("POST", "/v1/dead-letters/discard"): Operation(
         "Discard dead letters; their history stays", Discarded, body=Letters, keyed=True, problems=(409,)
@@ -183,11 +196,36 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/v1/calendars/{name}"): Operation(
         "Delete a calendar that no open job goes by", None, 204, keyed=True, versioned=True, problems=(409,)
     ),
+    ("GET", "/v1/circuits"): Operation("List circuits, by name", Page[NamedCircuit], query=("state", *_PAGED)),
+    ("GET", "/v1/circuits/{name}"): Operation("Read a circuit", NamedCircuit),
+    ("PUT", "/v1/circuits/{name}"): Operation(
+        "Set when a circuit opens and for how long; makes it if there is none",
+        *(NamedCircuit, 200, CircuitPolicy),
+        keyed=True,
+        problems=(409,),
+    ),
+    ("POST", "/v1/circuits/{name}/open"): _switch_circuit("Open a circuit until it is closed by hand"),
+    ("POST", "/v1/circuits/{name}/close"): _switch_circuit("Close a circuit; what waited goes in growing waves"),
     ("GET", "/v1/workers"): Operation("List workers", Page[Worker], query=_PAGED),
     ("GET", "/v1/workers/{id}"): Operation("Read a worker", Worker),
     ("POST", "/v1/workers/{id}/drain"): Operation("Let a worker finish what it has and leave", Worker),
+    ("GET", "/v1/pools"): Operation("List pools, by name", Page[Pool], query=_PAGED),
+    ("GET", "/v1/pools/{name}"): Operation("Read a pool", Pool),
+    ("PATCH", "/v1/pools/{name}"): Operation(
+        "Change a pool's policy or head start; runs that are there keep their places",
+        *(Pool, 200, PoolPatch),
+        keyed=True,
+        versioned=True,
+        problems=(409,),
+    ),
+    ("POST", "/v1/pools/{name}/pause"): _switch_pool("Let nothing more be claimed from a pool"),
+    ("POST", "/v1/pools/{name}/resume"): _switch_pool("End a pool's pause"),
     ("POST", "/v1/tenants"): Operation("Create a tenant", Tenant, 201, NewTenant, keyed=True, problems=(409,)),
-    ("GET", "/v1/tenants"): Operation("List tenants", Page[ListedTenant], query=_PAGED),
+    ("GET", "/v1/tenants"): Operation("List tenants", Page[Tenant], query=_PAGED),
+    ("GET", "/v1/tenants/{slug}"): Operation("Read a tenant and what it uses", TenantInUse),
+    ("PATCH", "/v1/tenants/{slug}"): Operation(
+        "Change a tenant's weight or quotas", TenantInUse, body=TenantPatch, keyed=True, problems=(409,)
+    ),
     ("POST", "/v1/keys"): Operation("Create a key", NewKeyReply, 201, NewKey, keyed=True, problems=(409,)),
     ("GET", "/v1/keys"): Operation("List keys", Page[Key], query=_PAGED),
     ("DELETE", "/v1/keys/{id}"): Operation("Revoke a key", None, 204),
@@ -227,7 +265,7 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
     "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
     "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),
-    "type": ("only events about this", {"type": "string", "enum": ["run", "job"]}),
+    "type": ("only events about this", {"type": "string", "enum": ["run", "job", "circuit"]}),
     "/v1/events?after": ("go on behind the event with this id; the header `Last-Event-ID` goes before it", _STRING),
 }
 _TITLES = {
@@ -264,9 +302,13 @@ _EXAMPLES: dict[Any, Any] = {
     RunRequest: {"args": {"day": "2026-12-01"}, "priority": 900},
     RunBatch: {"runs": [{"args": {"day": "2026-12-01"}}, {"args": {"day": "2026-12-02"}}]},
     Reason: {"reason": "the report is wrong"},
+    CircuitPolicy: {"failure_ratio": 0.5, "calls": 20, "cooldown": "PT10S"},
+    Why: {"reason": "the billing API is down for maintenance"},
     Nothing: {},
     Letters: {"ids": ["019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071"]},
+    PoolPatch: {"policy": "priority", "head_start": "PT0.05S"},
     NewTenant: {"slug": "acme", "weight": 2},
+    TenantPatch: {"weight": 4, "quotas": {"max_queued": 10000, "submit_rate": "100/s", "max_running": None}},
     NewKey: {"role": "editor", "name": "deploy"},
     Register: {"name": "eu-1", "pool": "default", "slots": 8, "targets": ["process"]},
     Claim: {"slots": 8, "last_claim": 0, "wait": 20},
@@ -381,7 +423,7 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _reply_headers(op: Operation) -> Iterator[tuple[str, Any]]:
-    if op.reply in (Job, NamedCalendar):
+    if op.reply in (Job, NamedCalendar, Pool):
         yield "ETag", {"description": "the version", "schema": {"type": "string"}}
     if op.keyed:
         yield "Idempotent-Replayed", {"description": "`true` on a repeat", "schema": {"type": "string"}}

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
+from tocsin.model import circuit
 from tocsin.model.access import Role
 from tocsin.model.calendars import Mode, Weekday
 from tocsin.model.job import JobSpec, Schedule
-from tocsin.model.scalars import Instant
-from tocsin.wire import RunError
+from tocsin.model.scalars import Duration, Instant
+from tocsin.wire import Policy, RunError
 
 T = TypeVar("T")
 Id = Annotated[str, Meta(description="UUIDv7", extra_json_schema={"format": "uuid"})]
@@ -134,6 +135,29 @@ class NamedCalendar(Reply):
     updated_at: Instant
 
 
+class CircuitCalls(Reply):
+    """The last calls that a closed circuit counts."""
+
+    calls: int
+    failures: int
+
+
+class NamedCircuit(Reply):
+    """What jobs that call the same dependency share. `probes_at`: when canaries go, if it is open and was not opened by
+    hand; `wave`: how many of them at once; `waiting`: runs that wait for it, counted up to 100,000."""
+
+    name: str
+    state: circuit.State
+    since: Instant
+    by_hand: bool
+    probes_at: Instant | None
+    waiting: int
+    wave: int | None
+    recent: CircuitCalls
+    policy: circuit.CircuitPolicy
+    created_at: Instant
+
+
 class Version(Reply):
     """A job's document as it was; `replaced_at` is null for the present one."""
 
@@ -181,7 +205,8 @@ class Run(Reply):
 
 
 class Attempt(Reply):
-    """One try at a run. The one under way has no outcome yet."""
+    """One try at a run. The one under way has no outcome yet. `reason` is `retry_budget` if the next one was put off
+    because too much is retried."""
 
     attempt: int
     fence: int
@@ -194,6 +219,31 @@ class Attempt(Reply):
     error: RunError | None
     result: Any
     usage: Any
+    reason: str | None
+
+
+class Blocker(Reply, omit_defaults=True):
+    """One thing in a run's way; `code` is stable, `message` is for people. `runs`: some of those that it waits for.
+    What does not apply is left out."""
+
+    code: str
+    message: str
+    since: Instant | None = None
+    until: Instant | None = None
+    key: str | None = None
+    runs: list[Id] | None = None
+
+
+class Explanation(Reply):
+    """Why a run has not started: all that stands in its way, in order, and when it may start, give or take the error.
+    `summary` says the first of it, or what became of the run. Null where nobody can tell when."""
+
+    run_id: Id
+    state: RunState
+    summary: str
+    blockers: list[Blocker]
+    estimated_start_at: Instant | None
+    estimated_error_seconds: float | None
 
 
 class LogText(Reply):
@@ -244,6 +294,7 @@ class Discarded(Reply):
 
 FeedEventType = Literal["open", "reset", "end"]
 JobEventType = Literal["job.created", "job.updated", "job.paused", "job.resumed", "job.cancelled", "job.completed"]
+CircuitEventType = Literal["circuit.opened", "circuit.probing", "circuit.closed"]
 RunEventType = Literal[
     "run.staged",
     "run.ready",
@@ -263,13 +314,13 @@ class Event(Reply, omit_defaults=True):
     """What changed: enough to know what to read. What does not apply is left out."""
 
     at: Instant
-    type: FeedEventType | JobEventType | RunEventType
+    type: FeedEventType | JobEventType | CircuitEventType | RunEventType
     id: Id | None = None
     job_id: Id | None = None
     job_version: int | None = None
     name: str | None = None
     version: int | None = None
-    state: RunState | JobState | None = None
+    state: RunState | JobState | circuit.State | None = None
     attempt: int | None = None
     outcome: Outcome | None = None
     reason: str | None = None
@@ -290,6 +341,24 @@ class DeadLetter(Reply):
     tags: dict[str, str]
 
 
+class Amounts(Reply):
+    """So much of each resource."""
+
+    cpu: float
+    memory_mb: int
+    disk_mb: int
+    gpus: int
+
+
+class Holdings(Reply):
+    """What a worker has, what of that its runs have, what is left, and what of it runs of the caller's tenant have."""
+
+    total: Amounts
+    used: Amounts
+    free: Amounts
+    yours: Amounts
+
+
 class Worker(Reply):
     """A process that runs jobs. `running` counts the caller's tenant's runs (a platform key sees all)."""
 
@@ -299,6 +368,7 @@ class Worker(Reply):
     state: Literal["live", "draining", "gone"]
     slots: int
     running: int
+    resources: Holdings
     labels: dict[str, str]
     targets: list[str]
     functions: list[str]
@@ -308,14 +378,58 @@ class Worker(Reply):
     gone_at: Instant | None
 
 
+class Pool(Reply):
+    """Where runs wait for workers. `depth` counts live runs by state, `due` those that could start: the tenant's own (a
+    platform key sees all, and how many workers are wanted). After `worst_case_wait` nothing that comes later goes
+    before a run of the lowest priority."""
+
+    name: str
+    version: int
+    policy: Policy
+    head_start: Duration
+    worst_case_wait: Duration
+    paused_at: Instant | None
+    depth: dict[str, int]
+    due: int
+    oldest_due_at: Instant | None
+    lag_ms: float
+    workers: int
+    slots: int
+    wanted_workers: int | None
+
+
+class TenantQuotas(Reply):
+    """What a tenant may have at most; null: as much as there is room for."""
+
+    max_jobs: int | None
+    max_queued: int | None
+    max_running: int | None
+    submit_rate: str | None
+    log_bytes_per_day: int | None
+
+
+class TenantUsage(Reply):
+    """What a tenant has of it: open jobs, runs that have not started, running ones, and bytes of log lines since
+    midnight UTC (counted only while there is a quota for them)."""
+
+    jobs: int
+    queued: int
+    running: int
+    log_bytes_today: int
+
+
 class Tenant(Reply):
+    id: int
     slug: str
     weight: int
-
-
-class ListedTenant(Tenant):
-    id: int
+    quotas: TenantQuotas
     created_at: Instant
+
+
+class TenantInUse(Tenant):
+    """A tenant and what it uses."""
+
+    usage: TenantUsage
 
 
 class Key(Reply):

@@ -1,11 +1,25 @@
 """The routes of API v1 for people and programs: thin, each a few lines around one step. A module per noun."""
 
-from tocsin.node.server.routes import calendars, dead, edits, events, fleet, jobs, occurrences, planned, runs, schedules
+from tocsin.node.server.routes import (
+    calendars,
+    circuits,
+    dead,
+    edits,
+    events,
+    fleet,
+    jobs,
+    occurrences,
+    planned,
+    pools,
+    runs,
+    schedules,
+)
 from tocsin.node.server.routes.table import ROUTES
 
 __all__ = [
     "ROUTES",
     "calendars",
+    "circuits",
     "dead",
     "edits",
     "events",
@@ -13,6 +27,7 @@ __all__ = [
     "jobs",
     "occurrences",
     "planned",
+    "pools",
     "runs",
     "schedules",
 ]

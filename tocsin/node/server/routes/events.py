@@ -29,8 +29,8 @@ async def stream_events(call: Call) -> Reply:
 
 def _subject(query: dict[str, str]) -> str | None:
     subject = query.get("type")
-    if subject not in (None, "run", "job"):
-        raise BadRequest("type is run or job", code="invalid_type")
+    if subject not in (None, "run", "job", "circuit"):
+        raise BadRequest("type is run, job or circuit", code="invalid_type")
     return subject
 
 

@@ -16,7 +16,6 @@ def _not_yet(method: str, path: str, permission: str) -> None:
 
 for _method, _path, _permission in (
     ("POST", "/v1/jobs/{id}/backfill", "jobs.operate"),
-    ("GET", "/v1/runs/{id}/explain", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/stream", "runs.read"),
     ("GET", "/v1/runs/{id}/logs/download", "runs.read"),
     ("GET", "/v1/logs/search", "runs.read"),
@@ -24,10 +23,6 @@ for _method, _path, _permission in (
     ("GET", "/v1/workflows/{id}", "jobs.read"),
     ("POST", "/v1/workflows/{id}/runs", "jobs.operate"),
     ("GET", "/v1/workflow-runs/{id}", "runs.read"),
-    ("GET", "/v1/pools", "fleet.read"),
-    ("PATCH", "/v1/pools/{name}", "fleet.operate"),
-    ("POST", "/v1/pools/{name}/pause", "fleet.operate"),
-    ("PATCH", "/v1/tenants/{slug}", "tenants.manage"),
     ("PUT", "/v1/secrets/{name}", "jobs.write"),
     ("GET", "/v1/secrets/{name}", "jobs.read"),
     ("DELETE", "/v1/secrets/{name}", "jobs.write"),
@@ -37,7 +32,5 @@ for _method, _path, _permission in (
     ("GET", "/v1/audit", "keys.manage"),
     ("GET", "/v1/audit/verify", "keys.manage"),
     ("GET", "/v1/reports/{kind}", "runs.read"),
-    ("GET", "/v1/circuits", "fleet.read"),
-    ("POST", "/v1/circuits/{name}/{verb}", "jobs.operate"),
 ):
     _not_yet(_method, _path, _permission)
