@@ -114,7 +114,7 @@ async def test_heads_name_every_tenant_with_something_to_claim(scene: Scene) -> 
     heads = await claim.heads(scene.db, sorted({s.lane_id for s in shares}))
     assert {(h.lane_id, h.tenant_id) for h in heads} == {(s.lane_id, s.tenant_id) for s in shares}
     assert sorted((h.head is None, h.due is None) for h in heads) == [(False, True), (True, False)]
-    assert sorted((await claim.weights(scene.db)).values()) == [1, 3]
+    assert sorted(terms.weight for terms in (await claim.tenants(scene.db)).values()) == [1, 3]
 
 
 async def test_a_floor_hides_only_what_stands_before_it(scene: Scene) -> None:

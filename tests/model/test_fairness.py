@@ -78,3 +78,12 @@ def test_a_tenant_that_is_forgotten_owes_nothing_when_it_comes_back() -> None:
     time.charge(2, 10, 1)
     time.forget_idle({2})
     assert time.of([1, 2]) == {1: 10.0, 2: 10.0}
+
+
+@given(st.integers(1, 500), st.integers(1, 100))
+def test_what_a_tenant_may_not_take_is_lent_too(alone: int, slots: int) -> None:
+    time = VirtualTime()
+    time.of([1, 2])
+    time.charge(1, alone, 1)  # 2 has a queue, and no room under its quota
+    time.lift([2, 3], min(time.of([1]).values()))
+    assert allot(2 * slots, time.of([1, 2]), {}) == {1: slots, 2: slots}

@@ -105,6 +105,7 @@ async def test_replies_fit_their_schemas(scene: Scene) -> None:
     run = await api.post(f"/v1/jobs/{cron['id']}/runs", {"args": {"n": [1, 2.5, None, "é"]}})
     await api.post("/v1/tenants", {"slug": "acme"})
     await api.call("PUT", "/v1/calendars/daily", json={"days": ["2026-12-25"], "weekdays": ["SUN"]})
+    await api.call("PUT", "/v1/circuits/daily", json={})
     worker = await api.node.gateway.register(await scene.who(), _registration())
     ids = {"jobs": cron["id"], "runs": run["id"], "workers": worker.worker_id}
     names = {"pools": "default"}

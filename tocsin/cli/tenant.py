@@ -4,15 +4,25 @@ from typing import Annotated
 
 import typer
 
-from tocsin.cli.output import Column, print_done, print_list
-from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, connect, noun, page_size
-from tocsin.cli.text import local
+from tocsin.cli.output import Column, Document, Fields, print_document, print_done, print_list
+from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, assignments, connect, noun, page_size
+from tocsin.cli.text import local, pairs
 
 app = noun("Look after tenants; needs a platform key.")
+
+Slug = Annotated[str, typer.Argument(help="The tenant's short name.", metavar="SLUG", show_default=False)]
+_NUMBERS = ("max_jobs", "max_queued", "max_running", "log_bytes_per_day")
+
+
+def _set(tenant: Document) -> dict[str, object]:
+    """The quotas that a tenant has."""
+    return {name: value for name, value in (tenant.get("quotas") or {}).items() if value is not None}
+
 
 COLUMNS = [
     Column("SLUG", lambda tenant: tenant["slug"], whole=True),
     Column("WEIGHT", lambda tenant: tenant.get("weight")),
+    Column("QUOTAS", lambda tenant: pairs(_set(tenant))),
     Column("CREATED", lambda tenant: local(tenant.get("created_at"))),
 ]
 
@@ -34,3 +44,49 @@ def list_(limit: Limit = DEFAULT_LIMIT, as_json: Json = False) -> None:
     """List tenants."""
     with connect() as client:
         print_list(client.list_tenants(limit=page_size(limit)), COLUMNS, limit=limit, as_json=as_json)
+
+
+def _fields(tenant: Document) -> Fields:
+    yield "slug", tenant["slug"]
+    yield "weight", str(tenant.get("weight", ""))
+    yield "quotas", pairs(_set(tenant)) or "none"
+    yield "uses", pairs(tenant.get("usage"))
+    yield "created", local(tenant.get("created_at"))
+
+
+@app.command()
+def show(slug: Slug, as_json: Json = False) -> None:
+    """Show a tenant, its quotas and what it uses; your own needs no platform key."""
+    with connect() as client:
+        print_document(client.get_tenant(slug), _fields, as_json)
+
+
+@app.command("set")
+def set_(
+    slug: Slug,
+    weight: Annotated[int | None, typer.Option(min=1, max=1000, help="Its share where tenants compete.")] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="max_jobs, max_queued, max_running, submit_rate (100/s) or log_bytes_per_day; none takes it away.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a tenant's weight or quotas."""
+    quotas = {name: _quota(name, value) for name, value in assignments(quota, "--quota").items()}
+    if weight is None and not quotas:
+        raise typer.BadParameter("say --weight or --quota")
+    with connect() as client:
+        print_done(client.update_tenant(slug, weight=weight, quotas=quotas or None), f"changed {slug}", as_json)
+
+
+def _quota(name: str, value: str) -> int | str | None:
+    if value == "none":
+        return None
+    if name in _NUMBERS:
+        if not value.isascii() or not value.isdigit():
+            raise typer.BadParameter(f"{name} is a number, or none", param_hint="--quota")
+        return int(value)
+    return value

@@ -9,14 +9,18 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from tocsin.clock import iso
-from tocsin.errors import Conflict, Forbidden, NotFound
+from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity, Role
 from tocsin.model.ids import new_id
-from tocsin.store.db import Database, Sql
-from tocsin.wire import NewKey, NewTenant
+from tocsin.model.limits import BadLimit, parse_rate
+from tocsin.model.quotas import NO_QUOTAS, Quotas
+from tocsin.store.db import Database, Row, Sql
+from tocsin.wire import NewKey, NewTenant, QuotaPatch, TenantPatch
 
 SQL = Sql(__file__)
 PREFIX = "tcn_"
@@ -57,7 +61,9 @@ async def identify(db: Database, key: str, pool: str = "engine") -> Identity | N
     if not is_wellformed(key):
         return None
     row = await db.fetchrow(pool, SQL["find"], key_hash(key))
-    return Identity(row["id"], row["name"], row["role"], row["tenant_id"], row["slug"]) if row is not None else None
+    if row is None:
+        return None
+    return Identity(row["id"], row["name"], row["role"], row["tenant_id"], row["slug"], _quotas(row))
 
 
 async def living(db: Database, key_ids: Iterable[str]) -> set[str]:
@@ -72,19 +78,48 @@ async def act_for(db: Database, who: Identity, slug: str) -> Identity:
     row = await db.fetchrow("engine", SQL["tenant"], slug)
     if row is None:
         raise NotFound("there is no such tenant")
-    return who._replace(tenant_id=row["id"], tenant=row["slug"])
+    return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=_quotas(row))
 
 
 async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish | None = None) -> dict[str, Any]:
     """A new tenant."""
+    quotas = _changed(NO_QUOTAS, body.quotas)
     async with db.transaction("tenants") as connection:
         await recall(connection, wish)
-        row = await connection.fetchrow(SQL["add_tenant"], body.slug, body.weight)
+        row = await connection.fetchrow(SQL["add_tenant"], body.slug, body.weight, *quotas)
         if row is None:
             raise Conflict(f"tenant {body.slug!r} exists already", code="name_taken")
         await audit.record(connection, audit.entry(who, "tenant.create", f"tenant:{body.slug}"))
         await remember(connection, wish, 201, [])
-    return {"id": row["id"], "slug": row["slug"], "weight": body.weight}
+    return _tenant(row)
+
+
+async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPatch, wish: Wish | None = None) -> None:
+    """Another weight or other quotas; every node goes by them within a second or two."""
+    async with db.transaction("tenants") as connection:
+        await recall(connection, wish)
+        was = await connection.fetchrow(SQL["lock_tenant"], slug)
+        if was is None:
+            raise NotFound("there is no such tenant")
+        weight = was["weight"] if patch.weight is UNSET else patch.weight
+        quotas = _changed(Quotas.of(was), patch.quotas)
+        await connection.execute(SQL["change_tenant"], slug, weight, *quotas)
+        entry = audit.entry(who, "tenant.update", f"tenant:{slug}", weight=weight, quotas=quotas._asdict())
+        await audit.record(connection, entry)
+        await remember(connection, wish, 200, [])
+
+
+def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
+    """Those that are named are set, or taken away by null."""
+    if patch is UNSET:
+        return quotas
+    given = {name: value for name in Quotas._fields if (value := getattr(patch, name)) is not UNSET}
+    if given.get("submit_rate") is not None:
+        try:
+            parse_rate(given["submit_rate"])
+        except BadLimit as error:
+            raise InvalidInput.field("quotas.submit_rate", "invalid", str(error)) from None
+    return quotas._replace(**given)
 
 
 async def get_tenant(db: Database, slug: str) -> dict[str, Any]:
@@ -92,15 +127,27 @@ async def get_tenant(db: Database, slug: str) -> dict[str, Any]:
     row = await db.fetchrow("engine", SQL["tenant"], slug)
     if row is None:
         raise NotFound("there is no such tenant")
-    return {"id": row["id"], "slug": row["slug"], "weight": row["weight"]}
+    return _tenant(row)
 
 
 async def list_tenants(db: Database, before: int | None, limit: int) -> list[dict[str, Any]]:
     """Newest first."""
-    return [
-        {"id": r["id"], "slug": r["slug"], "weight": r["weight"], "created_at": iso(r["created_at"])}
-        for r in await db.fetch("engine", SQL["tenants"], before, limit)
-    ]
+    return [_tenant(row) for row in await db.fetch("engine", SQL["tenants"], before, limit)]
+
+
+def _tenant(row: Row) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "slug": row["slug"],
+        "weight": row["weight"],
+        "quotas": Quotas.of(row)._asdict(),
+        "created_at": iso(row["created_at"]),
+    }
+
+
+def _quotas(row: Row) -> Quotas | None:
+    found = Quotas.of(row)
+    return None if found == NO_QUOTAS else found
 
 
 async def create_key(db: Database, who: Identity, body: NewKey, wish: Wish | None = None) -> dict[str, Any]:
@@ -146,7 +193,7 @@ async def found_cluster(db: Database, known: dict[str, str]) -> dict[str, str]:
     founder = Identity("00000000-0000-0000-0000-000000000000", "tocsin up", "platform", 0, "default")
     async with db.transaction("found") as connection:
         await connection.execute(SQL["found_cluster"], os.urandom(32))
-        await connection.execute(SQL["add_tenant"], "default", 1)
+        await connection.execute(SQL["add_tenant"], "default", 1, *NO_QUOTAS)
         tenant = await connection.fetchrow(SQL["tenant"], "default")
     out = {}
     wanted: tuple[tuple[str, Role], ...] = (("key", "platform"), ("worker_key", "worker"))

@@ -1,5 +1,6 @@
 -- :name find
-select k.id::text as id, k.name, k.role, k.tenant_id, t.slug
+select k.id::text as id, k.name, k.role, k.tenant_id, t.slug,
+       t.max_jobs, t.max_queued, t.max_running, t.submit_rate, t.log_bytes_per_day
   from api_keys k
   join tenants t on t.id = k.tenant_id
  where k.hash = $1 and k.revoked_at is null and (k.expires_at is null or k.expires_at > now())
@@ -13,13 +14,24 @@ select k.id::text as id
          limit 1) k
 
 -- :name tenant
-select id, slug, weight from tenants where slug = $1
+select * from tenants where slug = $1
+
+-- :name lock_tenant
+select * from tenants where slug = $1 for no key update
 
 -- :name add_tenant
-insert into tenants (slug, weight) values ($1, $2) on conflict do nothing returning id, slug
+insert into tenants (slug, weight, max_jobs, max_queued, max_running, submit_rate, log_bytes_per_day)
+values ($1, $2, $3, $4, $5, $6, $7)
+    on conflict do nothing
+returning *
+
+-- :name change_tenant
+update tenants
+   set weight = $2, max_jobs = $3, max_queued = $4, max_running = $5, submit_rate = $6, log_bytes_per_day = $7
+ where slug = $1
 
 -- :name tenants
-select id, slug, weight, created_at from tenants where ($1::int is null or id < $1) order by id desc limit $2
+select * from tenants where ($1::int is null or id < $1) order by id desc limit $2
 
 -- :name add
 insert into api_keys (id, tenant_id, hash, role, name) values ($1, $2, $3, $4, $5)

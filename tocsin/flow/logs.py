@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
+from tocsin.telemetry import LOG_LINES_CUT
 from tocsin.wire import LogChunk, LogLine
 
 SQL = Sql(__file__)
@@ -29,6 +31,7 @@ class _Fresh(NamedTuple):
     tenant_id: int
     chunk: LogChunk
     first_line: int
+    room: int | None  # bytes that the tenant may still log today, as it was before this shipment
 
 
 async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[LogChunk]) -> None:
@@ -42,9 +45,13 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     if not fresh:
         return
     key = f"logs/{fresh[0].chunk.run_id[:6]}/{new_id(db.clock.now())}.zst"
-    rows, body = _segment(key, fresh)
+    used: Counter[int] = Counter()
+    rows, body = _segment(key, fresh, used)
     await objects.put(key, body)
     await db.fetch("engine", SQL["add"], *columns(rows, 8))
+    if used:
+        # After the lines: who dies in between has logged for nothing, which is better than to have paid for nothing.
+        await db.fetch("engine", SQL["use"], *columns(list(used.items()), 2))
 
 
 def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:
@@ -63,7 +70,7 @@ def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:
                 extra={"run_id": chunk.run_id, "attempt": chunk.attempt, "expected_offset": have},
             )
         if chunk.offset + len(chunk.lines) > have:
-            fresh.append(_Fresh(held[i]["tenant_id"], chunk, have))
+            fresh.append(_Fresh(held[i]["tenant_id"], chunk, have, held[i]["room"]))
             lines[key] = chunk.offset + len(chunk.lines)
     return fresh
 
@@ -73,16 +80,31 @@ def _superseded(chunk: LogChunk) -> Conflict:
     return Conflict("this attempt is over or belongs to another worker", code="superseded", extra=about)
 
 
-def _segment(key: str, fresh: list[_Fresh]) -> tuple[list[tuple[Any, ...]], bytes]:
+def _segment(key: str, fresh: list[_Fresh], used: Counter[int]) -> tuple[list[tuple[Any, ...]], bytes]:
     rows, parts, position = [], [], 0
-    for tenant_id, chunk, first_line in fresh:
+    for tenant_id, chunk, first_line, room in fresh:
         new = chunk.lines[first_line - chunk.offset :]
         lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in new]
+        if room is not None:
+            lines = _within(lines, room - used[tenant_id])
+            used[tenant_id] += sum(len(line[3].encode()) for line in lines)
         frame = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(lines))
-        rows.append((tenant_id, chunk.run_id, chunk.attempt, first_line, len(lines), key, position, len(frame)))
+        # All lines are counted, those too that were cut: the worker goes on behind them.
+        rows.append((tenant_id, chunk.run_id, chunk.attempt, first_line, len(new), key, position, len(frame)))
         parts.append(frame)
         position += len(frame)
     return rows, b"".join(parts)
+
+
+def _within(lines: list[LogLine], room: int) -> list[LogLine]:
+    """As many lines as fit into so many bytes; a line in their place says how many do not."""
+    for kept, (ts, _, _, text) in enumerate(lines):
+        room -= len(text.encode())
+        if room < 0:
+            cut = len(lines) - kept
+            LOG_LINES_CUT.inc(cut)
+            return [*lines[:kept], (ts, "system", "warning", f"{cut} lines left out: log_bytes_per_day is used up")]
+    return lines
 
 
 async def read(

@@ -1,17 +1,35 @@
 -- :name held
--- Whose lines these are, and how many are there already. A stale fence finds nothing.
-select i.n, r.tenant_id,
+-- Whose lines these are, how many are there already, and how many bytes the tenant may still log today (null: any
+-- number). A stale fence finds nothing.
+select i.n, r.tenant_id, q.room,
        coalesce((select c.first_line + c.lines from log_chunks c
                   where c.tenant_id = r.tenant_id and c.run_id = r.id and c.attempt = r.attempt
                   order by c.first_line desc limit 1), 0) as lines
   from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
   join runs r on r.worker_id = $1 and r.id = i.run_id and r.state in ('running', 'stopping')
              and r.attempt = i.attempt and r.fence = i.fence
+ cross join lateral (
+        select t.log_bytes_per_day - coalesce(
+                    (select u.bytes from log_usage u
+                      where u.tenant_id = t.id and u.day = (now() at time zone 'UTC')::date), 0) as room
+          from tenants t
+         where t.id = r.tenant_id
+         limit 1) q
 
 -- :name add
 insert into log_chunks (tenant_id, run_id, attempt, first_line, lines, object, position, bytes)
 select * from unnest($1::int[], $2::uuid[], $3::int[], $4::bigint[], $5::int[], $6::text[], $7::bigint[], $8::int[])
     on conflict do nothing
+
+-- :name use
+-- Count bytes of tenants that have a quota for them, today's only. In the order of the tenants, as every node takes them.
+insert into log_usage (tenant_id, day, bytes)
+select u.tenant_id, (now() at time zone 'UTC')::date, u.bytes
+  from unnest($1::int[], $2::bigint[]) as u(tenant_id, bytes)
+ order by u.tenant_id
+    on conflict (tenant_id) do update
+   set bytes = excluded.bytes + case when log_usage.day = excluded.day then log_usage.bytes else 0 end,
+       day = excluded.day
 
 -- :name chunks
 select first_line, lines, object, position, bytes

@@ -23,7 +23,7 @@ from tocsin.flow.shared.transitions import (
     stops,
 )
 from tocsin.store.db import Connection, Database, Row, Sql, columns
-from tocsin.telemetry import DEPTH, MISSED, OVERDUE
+from tocsin.telemetry import MISSED
 
 SQL = Sql(__file__)
 
@@ -110,11 +110,3 @@ async def _end(connection: Connection, rows: list[Row], state: str, reason: str)
 async def forget_keys(db: Database) -> None:
     """Drop idempotency records older than a day."""
     await db.fetch("engine", IDEMPOTENCY["forget"])
-
-
-async def measure(db: Database) -> None:
-    """Set the gauges of queue depth and age."""
-    rows = {row["state"]: row for row in await db.fetch("engine", SQL["depth"])}
-    for state in ("staged", "ready", "waiting", "running", "stopping"):
-        DEPTH.labels(state).set(rows[state]["runs"] if state in rows else 0)
-    OVERDUE.set(max((row["overdue"] or 0.0 for row in rows.values()), default=0.0))

@@ -99,10 +99,3 @@ update runs r
   from chosen c
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
-
--- :name depth
-select state, count(*) as runs,
-       extract(epoch from now() - min(ready_at) filter (where state in ('staged', 'ready') and ready_at < now()))::float8
-           as overdue
-  from (select state, ready_at from runs limit 200000) r
- group by state

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from tocsin.model.quotas import Quotas
+
 Role = Literal["viewer", "operator", "editor", "admin", "worker", "platform"]
 
 # Each role may do what stands in its row and in the rows it includes.
@@ -37,13 +39,14 @@ def allowed(role: str, permission: str) -> bool:
 
 
 class Identity(NamedTuple):
-    """Who is calling: the key, its role, and the tenant it acts for."""
+    """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any."""
 
     key_id: str
     key_name: str
     role: str
     tenant_id: int
     tenant: str
+    quotas: Quotas | None = None
 
     @property
     def actor(self) -> str:

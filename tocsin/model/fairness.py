@@ -53,6 +53,13 @@ class VirtualTime:
         """`tenant` was given `count` slots."""
         self._time[tenant] = self._time.get(tenant, 0.0) + count / weight
 
+    def lift(self, tenants: Iterable[int], level: float) -> None:
+        """Bring up to `level` whoever is below it and gets nothing for a reason of its own: what it does not take is
+        lent, not saved up."""
+        for tenant in tenants:
+            if tenant in self._time:
+                self._time[tenant] = max(self._time[tenant], level)
+
     def forget_idle(self, active: set[int]) -> None:
         """Drop tenants that want nothing; if they come back they start level."""
         for tenant in self._time.keys() - active:

@@ -52,10 +52,7 @@ _MOST_VALUE = 1024  # characters of a query parameter
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
-_PLANNED_FIELDS = {
-    *("scopes", "expires_at", "same_version"),
-    *("quotas", "max_jobs", "max_queued", "max_running", "submit_rate", "log_bytes_per_day"),
-}
+_PLANNED_FIELDS = {"scopes", "expires_at", "same_version"}
 _PATH = re.compile(r" - at `\$?(?P<path>[^`]*)`$")
 
 

@@ -90,7 +90,9 @@ async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bo
         if must_be:
             raise PreconditionFailed(f"there is no job named {name!r}")
     try:
-        stored = await node.submit_job(job_request(call.who, spec, call.wish, node.db.clock.now()))
+        request = job_request(call.who, spec, call.wish, node.db.clock.now())
+        await node.allowances.admit(call.who, request.wish, jobs=1, runs=int(spec.once))
+        stored = await node.submit_job(request)
     except Conflict as conflict:
         if conflict.code != "name_taken":
             raise
@@ -158,6 +160,7 @@ async def create_jobs(call: Call) -> Reply:
                 raise TooLarge("these schedules take too long to check in one call: send fewer jobs at a time")
             await asyncio.sleep(0)  # others want an answer, too
             began = time.perf_counter()
+    await call.node.allowances.admit(call.who, call.wish, jobs=len(specs), runs=sum(spec.once for spec in specs))
     stored = await call.node.submit_batch(requests, call.wish)
     if isinstance(stored, Replay):
         return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)

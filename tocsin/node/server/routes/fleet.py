@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from tocsin.flow import fleet, keys
+from tocsin.errors import NotFound
+from tocsin.flow import fleet, keys, quotas
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
-from tocsin.wire import NewKey, NewTenant
+from tocsin.wire import NewKey, NewTenant, TenantPatch
 
 _new_tenant = msgspec.json.Decoder(NewTenant).decode
+_tenant_patch = msgspec.json.Decoder(TenantPatch).decode
 _new_key = msgspec.json.Decoder(NewKey).decode
 
 
@@ -49,6 +51,34 @@ async def list_tenants(call: Call) -> Reply:
     limit = limit_of(query)
     items = await keys.list_tenants(call.node.db, number_of(query, "cursor"), limit + 1)
     return answer(page(items, limit))
+
+
+@route("GET", "/v1/tenants/{slug}", "fleet.read")
+async def get_tenant(call: Call) -> Reply:
+    return await _tenant(call)
+
+
+@route("PATCH", "/v1/tenants/{slug}", "tenants.manage")
+async def change_tenant(call: Call) -> Reply:
+    patch = call.decode(_tenant_patch)
+    try:
+        await keys.change_tenant(call.node.db, call.who, _slug(call), patch, call.wish)
+    except Replay:
+        return await _tenant(call, REPLAYED)
+    return await _tenant(call)
+
+
+async def _tenant(call: Call, headers: dict[str, str] | None = None) -> Reply:
+    """A tenant and what it uses; anybody but the platform sees its own only."""
+    slug = _slug(call)
+    if call.who.role != "platform" and slug != call.who.tenant:
+        raise NotFound("there is no such tenant")
+    found = await keys.get_tenant(call.node.db, slug)
+    return answer(found | {"usage": await quotas.usage(call.node.db, found["id"])}, 200, headers)
+
+
+def _slug(call: Call) -> str:
+    return call.request.params["slug"]
 
 
 @route("POST", "/v1/keys", "keys.manage")

@@ -26,6 +26,7 @@ _reason = msgspec.json.Decoder(Reason).decode
 async def create_job(call: Call) -> Reply:
     spec = call.decode(decode_job_spec)
     request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
+    await call.node.allowances.admit(call.who, request.wish, jobs=1, runs=int(spec.once))
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):
         if request.by_calendar:
@@ -111,7 +112,9 @@ async def run_job_batch(call: Call) -> Reply:
 
 
 async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
-    return await call.node.submit_runs(RunsRequest(call.who, call.id(), runs, "api", call.wish))
+    request = RunsRequest(call.who, call.id(), runs, "api", call.wish)
+    await call.node.allowances.admit(call.who, request.wish, runs=len(runs))
+    return await call.node.submit_runs(request)
 
 
 @route("GET", "/v1/jobs/{id}/runs", "runs.read")

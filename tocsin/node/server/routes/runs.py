@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tocsin.flow import control, dead, history, logs
+from tocsin.flow import control, dead, explain, history, logs
 from tocsin.flow.history import RunFilter
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, number_of, page, tag_of
@@ -49,6 +49,12 @@ async def get_attempts(call: Call) -> Reply:
     return answer({"items": await history.attempts(call.node.db, call.who, call.id()), "next_cursor": None})
 
 
+@route("GET", "/v1/runs/{id}/explain", "runs.read")
+async def explain_run(call: Call) -> Reply:
+    call.query()
+    return answer(await explain.explain(call.node.db, call.who, call.id(), call.node.pools.pace))
+
+
 @route("POST", "/v1/runs/{id}/cancel", "runs.operate")
 async def cancel_run(call: Call) -> Reply:
     reason = call.decode(_reason, b"{}").reason
@@ -60,6 +66,7 @@ async def cancel_run(call: Call) -> Reply:
 @route("POST", "/v1/runs/{id}/retry", "runs.operate")
 async def retry_run(call: Call) -> Reply:
     call.decode(_nothing, b"{}")
+    await call.node.allowances.admit(call.who, call.wish, runs=1)
     try:
         new, hints = await dead.retry(call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish)
     except Replay as first:

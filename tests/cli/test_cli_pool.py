@@ -1,0 +1,66 @@
+"""`tocsin pool`, and the quotas of `tocsin tenant`."""
+
+from __future__ import annotations
+
+import json
+
+from scripted import Script, Tocsin
+
+POOL = {
+    "name": "default",
+    "version": 2,
+    "policy": "fair",
+    "head_start": "PT0.02S",
+    "worst_case_wait": "PT20S",
+    "paused_at": None,
+    "depth": {"staged": 0, "ready": 7, "waiting": 0, "running": 2, "stopping": 1},
+    "due": 7,
+    "oldest_due_at": "2026-06-01T00:00:00.000000Z",
+    "lag_ms": 1500.0,
+    "workers": 1,
+    "slots": 4,
+    "wanted_workers": 3,
+}
+TENANT = {
+    "id": 2,
+    "slug": "acme",
+    "weight": 2,
+    "quotas": {"max_jobs": 10, "max_queued": None},
+    "usage": {"jobs": 3, "queued": 0, "running": 0, "log_bytes_today": 0},
+    "created_at": "2026-06-01T00:00:00.000000Z",
+}
+
+
+def test_list_and_show(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", "/v1/pools", {"items": [POOL], "next_cursor": None})
+    listed = tocsin("pool", "list").stdout
+    assert "default" in listed and "active" in listed and "1.5" in listed
+    script.on("GET", "/v1/pools/default", POOL)
+    shown = tocsin("pool", "show", "default").stdout
+    assert "PT20S" in shown and "7 ready" in shown
+    assert json.loads(tocsin("pool", "show", "default", "--json").stdout) == POOL
+
+
+def test_set_pause_and_resume(script: Script, tocsin: Tocsin) -> None:
+    script.on("PATCH", "/v1/pools/default", POOL)
+    assert "changed default" in tocsin("pool", "set", "default", "--policy", "priority", "--head-start", "5ms").stdout
+    assert script.asked[-1].body == {"policy": "priority", "head_start": "5ms"}
+    assert tocsin("pool", "set", "default").exit_code == 2
+    assert tocsin("pool", "set", "default", "--policy", "random").exit_code == 2
+    script.on("POST", "/v1/pools/default/pause", POOL)
+    assert "paused default" in tocsin("pool", "pause", "default", "--reason", "moving").stdout
+    assert script.asked[-1].body == {"reason": "moving"}
+    script.on("POST", "/v1/pools/default/resume", POOL)
+    assert "resumed default" in tocsin("pool", "resume", "default").stdout
+
+
+def test_quotas_of_a_tenant(script: Script, tocsin: Tocsin) -> None:
+    script.on("PATCH", "/v1/tenants/acme", TENANT)
+    done = tocsin("tenant", "set", "acme", "--weight", "2", "--quota", "max_jobs=10", "--quota", "submit_rate=none")
+    assert done.exit_code == 0, done.output
+    assert script.asked[-1].body == {"weight": 2, "quotas": {"max_jobs": 10, "submit_rate": None}}
+    assert tocsin("tenant", "set", "acme", "--quota", "max_jobs=many").exit_code == 2
+    assert tocsin("tenant", "set", "acme").exit_code == 2
+    script.on("GET", "/v1/tenants/acme", TENANT)
+    shown = tocsin("tenant", "show", "acme").stdout
+    assert "max_jobs=10" in shown and "jobs=3" in shown

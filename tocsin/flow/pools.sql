@@ -1,0 +1,42 @@
+-- :name pools
+-- Pools by name, each with what lives in it and who works for it. Bounded: beyond 200,000 live runs it is a sample.
+--   $1 only this one  $2 only those behind this name  $3 at most so many  $4 counting the runs of this tenant only
+with counted as (
+    select l.pool, r.state, count(*) as runs,
+           count(*) filter (where r.state = 'ready' or r.state = 'staged' and r.ready_at <= now()) as due,
+           min(r.ready_at) filter (where r.state in ('ready', 'staged') and r.ready_at <= now()) as oldest_due
+      from (select lane_id, state, ready_at from runs where $4::int is null or tenant_id = $4 limit 200000) r
+      join lanes l on l.id = r.lane_id
+     group by l.pool, r.state
+)
+select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() as now, c.depth, c.due, c.oldest_due,
+       w.workers, w.slots
+  from pools p
+ cross join lateral (
+        select coalesce(json_object_agg(c.state, c.runs), '{}')::text as depth, coalesce(sum(c.due), 0)::int as due,
+               min(c.oldest_due) as oldest_due
+          from counted c
+         where c.pool = p.name) c
+ cross join lateral (
+        select count(*) as workers, coalesce(sum(w.slots), 0)::int as slots
+          from workers w
+         where w.pool = p.name and w.state = 'live' and w.lease_until > now()) w
+ where ($1::text is null or p.name = $1) and ($2::text is null or p.name > $2)
+ order by p.name
+ limit $3
+
+-- :name lock
+select name, version, policy, head_start, paused_at from pools where name = $1 for no key update
+
+-- :name change
+update pools
+   set policy = $2, head_start = $3, paused_at = case when $4 then coalesce(paused_at, now()) end, version = version + 1
+ where name = $1
+returning version
+
+-- :name count_claimed
+-- In the order of the names, as every server takes them.
+update pools p
+   set claimed = p.claimed + c.claimed
+  from (select * from unnest($1::text[], $2::int[]) as c(name, claimed) order by name) c
+ where p.name = c.name
