@@ -48,6 +48,17 @@ CREATED: list[tuple[list[str], dict[str, Any]]] = [
         {"schedule": {"rrule": "FREQ=DAILY"}, "target": {"kind": "process", "command": ["true"]}},
     ),
     (
+        [
+            *("--cpu", "0.5", "--memory", "1.5g", "--gpus", "1", "--require", "arch=arm64", "--require", "os=linux"),
+            *("--prefer", "region=eu", "--", "true"),
+        ],
+        {
+            "resources": {"cpu": 0.5, "memory_mb": 1536, "gpus": 1},
+            "placement": {"require": {"arch": "arm64", "os": "linux"}, "prefer": {"region": "eu"}},
+            "target": {"kind": "process", "command": ["true"]},
+        },
+    ),
+    (
         ["--manual", "--python", "reports.daily", "--kwargs", '{"day": 1}'],
         {"schedule": {"manual": True}, "target": {"kind": "python", "function": "reports.daily", "kwargs": {"day": 1}}},
     ),

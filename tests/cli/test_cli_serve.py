@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 
 import pytest
 from scripted import Tocsin
+
+from tocsin.cli import up
+from tocsin.cli.shared import megabytes
+from tocsin.worker import machine
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -60,6 +65,7 @@ def test_worker(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
     assert result.exit_code == 0, result.output
     ((_, given),) = calls
     del given["settings"]
+    assert given.pop("resources") | {"disk_mb": 0} == machine.resources() | {"disk_mb": 0}, "all that there is"
     assert given == {
         "url": "http://server:8470",
         "key": "wkey",
@@ -69,6 +75,36 @@ def test_worker(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
         "labels": {"region": "eu"},
         "name": "w",
     }
+
+
+def test_a_worker_offers_what_it_is_told(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in("tocsin.worker.main", "run", 0)
+    monkeypatch.setenv("TOCSIN_URL", "http://server:8470/")
+    monkeypatch.setenv("TOCSIN_WORKER_KEY", "wkey")
+    result = tocsin("worker", "--cpu", "1.5", "--memory", "8g", "--disk", "512", "--gpus", "2")
+    assert result.exit_code == 0, result.output
+    ((_, given),) = calls
+    assert given["resources"] == {"cpu": 1.5, "memory_mb": 8192, "disk_mb": 512, "gpus": 2}
+    for option, value in (("--memory", "much"), ("--disk", "-1g"), ("--cpu", "-1"), ("--gpus", "0.5")):
+        assert tocsin("worker", option, value).exit_code == 2, option
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8g", 8192), ("1.5G", 1536), ("512m", 512), ("512", 512), ("1tb", 1 << 20), ("1k", 1)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert megabytes(text, "--memory") == size
+
+
+def test_several_workers_share_the_machine() -> None:
+    have = machine.resources()
+    commands = up._worker_commands(3, 2, None)
+    assert len(commands) == 3
+    for command in commands:
+        offered = dict(itertools.pairwise(command))
+        assert float(offered["--cpu"]) * 3 <= have["cpu"] + 0.01
+        assert (megabytes(offered["--memory"], "") or 0) * 3 <= have["memory_mb"]
+    assert "--cpu" not in up._worker_commands(1, 2, None)[0], "one has it all"
 
 
 def test_a_worker_needs_nothing_on_the_machine_of_up(tocsin: Tocsin, stand_in: Any, tmp_path: Path) -> None:

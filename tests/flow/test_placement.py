@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import Scene, WorkerHand, end_of
-from tocsin.flow import claim, fleet
+from tocsin.flow import claim, fleet, report
 from tocsin.flow.claim import THE_BEGINNING, Fitting, Share
 from tocsin.flow.fleet import Worker
+from tocsin.model.resources import Amounts
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.loop import Pace
 from tocsin.store.db import Row
@@ -202,6 +204,50 @@ async def test_an_edit_binds_what_is_made_from_then_on(scene: Scene) -> None:
     await scene.ask(job)
     rows = await scene.rows("select needs from runs where job_id = $1 order by id", job["id"])
     assert [row["needs"] for row in rows] == [[1000, 0, 0, 0], [2000, 0, 0, 0], None]
+
+
+async def test_random_steps_never_give_out_too_much_nor_lose_anything(scene: Scene) -> None:
+    """Dispatchers claim at once for the same workers, while runs end, are handed back, lost or cancelled."""
+    rng = random.Random(23)
+    workers = [await hire(scene, cpu=cpu, memory_mb=1000 * cpu) for cpu in (2, 4, 8)]
+    total = {w.id: w.resources for w in workers}
+    shapes = [(0.5, 100), (1, 2000), (3, 500), (5, 8000), (0, 900)]
+    jobs = [await scene.job(resources={"cpu": cpu, "memory_mb": mb}) for cpu, mb in shapes]
+    jobs.append(await scene.job(resources={"cpu": 1}, max_concurrency=2))
+    jobs.append(await scene.job())
+    desks = [Desk(scene, patience=timedelta(0)) for _ in range(3)]
+
+    async def claim_at(desk: Desk) -> None:
+        polls = [desk.ask(worker, rng.randint(1, 3)) for worker in rng.sample(workers, rng.randint(1, 3))]
+        await desk.turn()
+        for poll in polls:
+            desk.dispatcher.close_poll(poll)  # now and then its answer is lost
+
+    async def end_some() -> None:
+        held = await scene.rows(
+            "select id::text, attempt, fence, worker_id::text as w from runs where state = 'running'"
+        )
+        for run in rng.sample(held, min(len(held), rng.randint(0, 4))):
+            if rng.random() < 0.3:
+                await report.give_back(scene.db, [report.Returned(run["w"], run["id"], run["fence"])])
+            elif rng.random() < 0.2:
+                await scene.api.post(f"/v1/runs/{run['id']}/cancel")
+                await scene.end(run["w"], end_of(run, "cancelled"))
+            else:
+                await scene.end(run["w"], end_of(run))
+
+    for step in range(24):
+        if step < 16:
+            await scene.ask(rng.choice(jobs), rng.randint(1, 4))
+        await asyncio.gather(*map(claim_at, rng.sample(desks, 2)), end_some())
+        for worker, (cpu, memory) in (await used(scene)).items():
+            assert Amounts(cpu, memory).within(total[worker]), step
+    for _ in range(200):
+        if not await scene.value("select count(*) from runs"):
+            break
+        await claim_at(rng.choice(desks))
+        await end_some()
+    assert await scene.value("select count(*) from runs") == 0, "all that was asked for came to its end"
 
 
 # ── a large run among small ones ─────────────────────────────────────────────────────────────────────────────────

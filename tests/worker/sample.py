@@ -30,6 +30,13 @@ def add_sync(a: int, b: int = 0) -> int:
     return a + b
 
 
+@app.function
+def compute_sync(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
 @app.function("clock.sync")
 def clock_sync() -> float:
     return time.time()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from tocsin.client.app import App
 from tocsin.clock import DRIFT, EPOCH, boottime, iso
+from tocsin.worker import machine
 from tocsin.worker.channel import Channel
 from tocsin.worker.lines import LINE_BYTES, LineSplitter, OutputLimit, clean
 from tocsin.worker.link import Link, LogConflict, Refused, UnknownWorker, Unreachable
@@ -36,6 +39,22 @@ def test_a_line_without_end_is_cut_and_not_gathered() -> None:
 
 def test_what_no_store_takes_is_escaped() -> None:
     assert clean("a\tb\0c\ud800d\u2028\x7f") == "a\tb\\x00c\\ud800d\\u2028\\x7f"
+
+
+def test_what_the_machine_has() -> None:
+    have = machine.resources()
+    assert 0 < have["cpu"] <= (os.cpu_count() or 1) and have["memory_mb"] > 64 and have["disk_mb"] >= 0
+    assert have["gpus"] == int(have["gpus"]) >= 0
+
+
+def test_a_container_has_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    (tmp_path / "cpu.max").write_text("25000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{100 << 20}\n")
+    assert (machine.resources()["cpu"], machine.resources()["memory_mb"]) == (0.25, 100)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.resources()["cpu"] >= 1 and machine.resources()["memory_mb"] > 100
 
 
 def test_the_output_limit_says_so_once() -> None:

@@ -27,6 +27,12 @@ async def test_arguments(shared: Gateway, name: str) -> None:
     assert end.outcome == "failed" and end.error is not None and end.error.class_ == "TypeError"
 
 
+async def test_what_a_function_used_is_told_where_it_can_be(shared: Gateway) -> None:
+    end = await shared.end_of(shared.python("compute_sync", 0.03))
+    assert end.usage is not None and 30 <= end.usage["cpu_ms"] <= end.ran_ms + 1
+    assert (await shared.end_of(shared.python("add_sync", 1))).usage is None, "less than a millisecond"
+
+
 async def test_the_context(shared: Gateway) -> None:
     run = shared.python("show", args={"day": "monday"})
     end = await shared.end_of(run)
