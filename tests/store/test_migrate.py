@@ -53,7 +53,7 @@ _CONTRACTS = re.compile(
 @pytest.mark.parametrize("migration", [m for m in migrations() if m.name > "0013"], ids=lambda m: m.name)
 def test_what_takes_something_away_is_post(migration: Migration) -> None:
     text = re.sub(r"--[^\n]*", "", migration.text)
-    # A constraint that comes back in the same breath may allow more than it did; what else it forbids is for the review.
+    # A constraint that comes back in the same breath may allow more than it did; else it is for the review.
     text = re.sub(r"\bdrop constraint (\w+),\s+add constraint \1\b", "", text)
     found = _CONTRACTS.search(text)
     assert migration.phase == "post" or not found, f"{found} in a migration that older servers must survive"
