@@ -17,6 +17,7 @@ from tocsin import errors, settings
 from tocsin.cli.main import app
 from tocsin.cli.shared import EXIT_CODES
 from tocsin.model.access import PERMISSIONS
+from tocsin.model.blockers import CODES
 from tocsin.model.states import FINAL, JOB_STATES, LIVE, OPEN_JOB_STATES, RUN_MOVES
 from tocsin.node.server import routes, worker_routes
 
@@ -258,12 +259,24 @@ def states_page() -> str:
     )
 
 
+def blockers_page() -> str:
+    """What may stand in a run's way."""
+    return (
+        f"{NOTE}# What may stand in a run's way\n\n"
+        "The codes of `blockers` in `GET /v1/runs/{id}/explain`, in the order in which they are named. Codes are "
+        "stable; messages are for people and may change. How to read them: [explain](../how-to/explain.md). "
+        "The table is `CODES` of `tocsin/model/blockers.py`.\n\n"
+        + table("code|meaning", [(f"`{code}`", meaning) for code, meaning in CODES.items()])
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "reference/settings.md": settings_page,
     "reference/cli.md": cli_page,
     "reference/api.md": api_page,
     "reference/states.md": states_page,
+    "reference/blockers.md": blockers_page,
 }
 
 

@@ -73,6 +73,34 @@ def test_one_run_with_its_attempts(script: Script, tocsin: Tocsin) -> None:
     assert json.loads(tocsin("run", "show", RUN_ID, "--json").stdout) == run()
 
 
+def test_why_a_run_waits_is_told_in_order(script: Script, tocsin: Tocsin) -> None:
+    limit = {"code": "limit", "message": "1 of 1 runs of its job are running", "runs": ["r1"]}
+    busy = {"code": "busy", "message": "all 8 slots are in use", "since": "2026-12-01T09:00:00.000000Z"}
+    document = {
+        "run_id": RUN_ID,
+        "state": "waiting",
+        "summary": limit["message"],
+        "blockers": [limit, busy],
+        "estimated_start_at": "2026-12-01T09:00:00.000000Z",
+        "estimated_error_seconds": 4.5,
+    }
+    script.on("GET", f"{RUN}/explain", document)
+    first, holder, second, since, start = tocsin("run", "explain", RUN_ID).stdout.splitlines()
+    assert first == "waiting: 1 of 1 runs of its job are running"
+    assert holder.strip() == "run r1"
+    assert second.strip() == "and all 8 slots are in use"
+    assert since.strip().startswith("since 2026-12-01")
+    assert "give or take 4.5 s" in start
+    assert json.loads(tocsin("run", "explain", RUN_ID, "--json").stdout) == document
+
+
+def test_a_run_that_ended_says_how(script: Script, tocsin: Tocsin) -> None:
+    told = {"state": "dead", "summary": "1 of 1 attempt failed", "blockers": []}
+    unknown = {"estimated_start_at": None, "estimated_error_seconds": None}
+    script.on("GET", f"{RUN}/explain", told | unknown)
+    assert tocsin("run", "explain", RUN_ID).stdout == "dead: 1 of 1 attempt failed\n"
+
+
 def test_a_log_is_printed_page_after_page_and_can_do_no_harm(script: Script, tocsin: Tocsin) -> None:
     pages = [{"items": [line(0, "one")], "next_after": 0}, {"items": [line(1, "\x1b[2Jtwo")], "next_after": None}]
     script.on("GET", f"{RUN}/logs", *pages)

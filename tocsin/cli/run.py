@@ -1,8 +1,9 @@
-"""`tocsin run`: list, show, logs, cancel, retry."""
+"""`tocsin run`: list, show, explain, logs, cancel, retry."""
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,9 @@ from tocsin.cli.output import (
     Column,
     Document,
     Fields,
+    colour,
     now,
+    print_coloured,
     print_document,
     print_done,
     print_json,
@@ -32,7 +35,7 @@ from tocsin.cli.shared import (
     page_size,
     tag_filter,
 )
-from tocsin.cli.text import local, milliseconds, pairs, plain, when
+from tocsin.cli.text import length, local, milliseconds, pairs, plain, relative, when
 from tocsin.model.states import FINAL
 
 if TYPE_CHECKING:
@@ -160,6 +163,43 @@ def show(
     if tries and not as_json:
         typer.echo()
         print_table(tries, ATTEMPTS)
+
+
+@app.command()
+def explain(run: RunId, as_json: Json = False) -> None:
+    """Say why a run has not started, and when it may; or how it ended."""
+    with connect() as client:
+        document = client.explain_run(run)
+    if as_json:
+        print_json(document)
+    else:
+        print_coloured(_explained(document))
+
+
+def _explained(document: Document) -> Iterator[tuple[str, str]]:
+    """Lines, each with its colour: the first thing in the way stands out."""
+    state, found = document["state"], document["blockers"]
+    yield f"{state}: {document['summary']}", colour(state) if not found else "bold"
+    for number, one in enumerate(found, 1):
+        if number > 1:
+            yield f"  and {one['message']}", ""
+        yield from ((f"      {line}", "dim") for line in _details(one))
+    start = document.get("estimated_start_at")
+    if start:
+        give_or_take = length(timedelta(seconds=document["estimated_error_seconds"]))
+        yield f"starts {relative(start, now())}, give or take {give_or_take} ({local(start)})", "green"
+    elif found:
+        yield "nobody can tell when it starts", "yellow"
+
+
+def _details(blocker: Document) -> Iterator[str]:
+    if blocker.get("since"):
+        yield f"since {when(blocker['since'], now())}"
+    if blocker.get("until"):
+        yield f"until {when(blocker['until'], now())}"
+    runs = blocker.get("runs", [])
+    if runs:
+        yield f"run{'s' * (len(runs) > 1)} {', '.join(runs)}"
 
 
 @app.command()

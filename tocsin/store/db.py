@@ -12,6 +12,7 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -319,12 +320,19 @@ class Database:
                 async with self._alone(connection, step) if alone else self._committing(connection, step, SQL["begin"]):
                     yield connection
 
-    @contextlib.asynccontextmanager
-    async def tenant(self, tenant_id: int, step: str) -> AsyncIterator[Connection]:
+    def tenant(self, tenant_id: int, step: str) -> AbstractAsyncContextManager[Connection]:
         """One transaction that sees one tenant only. BEGIN and SET LOCAL travel as one message."""
+        return self._of_tenant(SQL["begin_tenant"], tenant_id, step)
+
+    def snapshot(self, tenant_id: int, step: str) -> AbstractAsyncContextManager[Connection]:
+        """The same, read-only, and all its statements see one moment."""
+        return self._of_tenant(SQL["begin_snapshot"], tenant_id, step)
+
+    @contextlib.asynccontextmanager
+    async def _of_tenant(self, begin: str, tenant_id: int, step: str) -> AsyncIterator[Connection]:
         async with self._mapped(), self._borrowed("app") as connection:
             with STEP_SECONDS.labels(step).time():
-                async with self._committing(connection, step, SQL["begin_tenant"].replace("$1", str(int(tenant_id)))):
+                async with self._committing(connection, step, begin.replace("$1", str(int(tenant_id)))):
                     yield connection
 
     @contextlib.asynccontextmanager

@@ -32,6 +32,9 @@ begin
 -- :name begin_tenant
 begin; set local tocsin.tenant = '$1'
 
+-- :name begin_snapshot
+begin isolation level repeatable read, read only; set local tocsin.tenant = '$1'
+
 -- :name commit
 commit
 
