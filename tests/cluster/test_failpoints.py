@@ -194,9 +194,9 @@ async def redrive_a_dead_letter(play: Play) -> None:
     assert (await play.get("/v1/dead-letters"))["items"] == []
 
 
-@story("circuits.before_commit=kill:2", "circuits.after_commit")
+@story("circuits.before_commit=kill:3", "circuits.after_commit")
 async def open_a_circuit(play: Play) -> None:
-    # The first transaction of the step sets it, the second opens it.
+    # The first transaction of the step sets it, the second reads it for the answer, the third opens it.
     await play.send("PUT", "/v1/circuits/billing", {"calls": 5}, key="set")
     shown = await play.survive(lambda: play.post("/v1/circuits/billing/open", {"reason": "down"}, key="open"))
     assert (shown["state"], shown["by_hand"], shown["replayed"]) == ("open", True, True)
@@ -315,6 +315,22 @@ async def follow_a_calendar(play: Play) -> None:
         return at is not None and instant(at).weekday() == 0
 
     await until("the cursor stands on a Monday", moved)
+
+
+@story("circuits.before_commit=kill:3", "circuits.after_commit")
+async def probe_a_circuit(play: Play) -> None:
+    policy = {"calls": 1, "failure_ratio": 1.0, "cooldown": "PT1S"}
+    await play.send("PUT", "/v1/circuits/billing", policy, key="set")
+    job_id, _ = await play.queued(1, circuit="billing", retry={"max_attempts": 1})
+    await play.register()
+    answer = await play.claim()
+    await play.report(last_claim=answer["claim_id"], finished=[end(run, "failed") for run in answer["runs"]])
+    await play.survive(lambda: play.runs(job_id))
+    await play.post(f"/v1/jobs/{job_id}/runs/batch", {"runs": [{}] * 5})
+    answer = await play.claim(answer["claim_id"])
+    assert len(answer["runs"]) == 1, "one canary, whoever sent it"
+    shown = await play.get("/v1/circuits/billing")
+    assert (shown["state"], shown["waiting"]) == ("half_open", 4)
 
 
 @story("sweep.before_commit", "sweep.after_commit")
