@@ -17,6 +17,7 @@ from tocsin.flow.claim import THE_BEGINNING, Fitting, Share
 from tocsin.flow.fleet import Worker
 from tocsin.model.resources import Amounts
 from tocsin.node.dispatcher import Dispatcher, Poll
+from tocsin.node.fitting import _LOOKS
 from tocsin.node.loop import Pace
 from tocsin.store.db import Row
 from tocsin.wire import Register
@@ -31,7 +32,7 @@ async def hire(scene: Scene, slots: int = 10, labels: Mapping[str, str] | None =
 
 
 async def shares(scene: Scene, most: int = 100) -> list[Share]:
-    return [share._replace(fitted=share.lane_id in scene.node.lanes.fitted) for share in await scene.shares(most)]
+    return [share._replace(look=100 * (share.lane_id in scene.node.lanes.fitted)) for share in await scene.shares(most)]
 
 
 async def take(scene: Scene, worker: Worker, slots: int = 100) -> list[Row]:
@@ -149,7 +150,7 @@ async def test_what_is_too_large_does_not_stand_in_the_way(scene: Scene) -> None
 
 
 async def test_however_many_are_too_large_the_one_behind_them_is_found(scene: Scene) -> None:
-    await scene.ask(await scene.job(resources={"cpu": 4}), 2 * claim.LOOK)
+    await scene.ask(await scene.job(resources={"cpu": 4}), 2 * _LOOKS)
     [fits] = await scene.ask(await scene.job(resources={"cpu": 2.5}))
     desk = Desk(scene)
     poll = desk.ask(await hire(scene, cpu=3))

@@ -34,7 +34,7 @@ class Share(NamedTuple):
     most: int
     floor: datetime
     due_floor: datetime = THE_BEGINNING  # of what is staged
-    fitted: bool = False  # its runs need more than a slot
+    look: int = 0  # at so many, if they need more than a slot: one that finds no room is not to stand in the way
 
 
 class Fitting(NamedTuple):
@@ -78,15 +78,13 @@ _LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coales
 
 _FITTED = ("fitted", "fitted_limited")
 _BOUND = ("limited", *_FITTED)
-# So many runs of a lane are looked at, for one that is too large for those who have room is not to stand in the way.
-LOOK = 100
 ANYWHERE = Fitting()
 
 
 async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitting: Fitting = ANYWHERE) -> Taken:
     """Claim up to one run for each of `slots`, each named by the worker that has it free."""
     workers, whose = _seats([*slots, *fitting.spare])
-    looks = [s._replace(most=max(s.most, LOOK)) if s.fitted else s for s in shares]
+    looks = [s._replace(most=max(s.most, s.look)) for s in shares] if fitting is not ANYWHERE else shares
     sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
         rows = await db.fetch("vital", SQL["take"], workers, whose[: len(slots)], *columns(looks, 6)[:5])
@@ -172,7 +170,7 @@ class _Caps:
     """How many runs may go from places where more are looked at."""
 
     def __init__(self, shares: Sequence[Share]) -> None:
-        self._left = {(s.lane_id, s.tenant_id): s.most for s in shares if s.fitted}
+        self._left = {(s.lane_id, s.tenant_id): s.most for s in shares if s.look}
 
     def reached(self, run: Row) -> bool:
         """Whether no more may go from where this run stands."""

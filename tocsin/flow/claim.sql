@@ -55,6 +55,14 @@ ready as materialized (
              limit w.share
                for update skip locked) r
 ),
+got as materialized (
+    -- How many of each want are found, by its turn: an array, for looking through `ready` once for each tenant would cost
+    -- more than finding them did.
+    select array_agg(g.found order by g.turn) as found
+      from (select turn, sum(found)::int as found
+              from (select turn, 1 as found from ready union all select turn, 0 from want) f
+             group by turn) g
+),
 due as materialized (
     select w.turn, w.lane_id, r.*
       from want w
@@ -67,7 +75,7 @@ due as materialized (
                -- A first attempt of an occurrence found this late is a misfire: the sweep decides.
                and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
              order by r.ready_at
-             limit w.share - (select count(*) from ready where ready.turn = w.turn)
+             limit w.share - (select found from got)[w.turn]
                for update skip locked) r
 ),
 judged as materialized (
@@ -175,10 +183,12 @@ select k.id::text as id, u.used
          where r.worker_id = k.id and r.needs is not null and r.state in ('running', 'stopping')) u
 
 -- :name wanted_labels
--- The labels that these lanes prefer, and whether a worker that has them lives.
+-- The labels that these lanes prefer, and whether a worker that has them and may take from the lane lives.
 select l.id, l.prefer::text as prefer,
        exists (select from workers w
-                where w.pool = l.pool and w.state = 'live' and w.lease_until > now() and w.labels @> l.prefer) as near
+                where w.pool = l.pool and w.state = 'live' and w.lease_until > now() and l.kind = any(w.targets)
+                  and (l.kind <> 'python' or l.function = any(w.functions))
+                  and w.labels @> (l.labels || l.prefer)) as near
   from lanes l
  where l.id = any($1::int[]) and l.prefer <> '{}'
 

@@ -276,7 +276,6 @@ class Dispatcher(Loop):
             s._replace(
                 floor=min(self._places[s.lane_id, s.tenant_id].floor, earliest),
                 due_floor=self._places[s.lane_id, s.tenant_id].due_floor,
-                fitted=s.lane_id in self.lanes.fitted,
             )
             for s in shares
         ]
@@ -295,10 +294,10 @@ class Dispatcher(Loop):
 
     async def _take(self, polls: list[Poll], slots: list[Poll], shares: list[Share]) -> claim.Taken:
         """Claim for these slots. Runs that need more than one may go to any worker who waits and may have them."""
-        fitted = {share.lane_id for share in shares if share.fitted}
+        fitted = {share.lane_id for share in shares} & self.lanes.fitted
         if not fitted:
             return await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
-        shares = [s._replace(floor=self._fitter.floor((s.lane_id, s.tenant_id), s.floor)) for s in shares]
+        shares = self._fitter.looks(shares, fitted)
         others = [p for p in self.polls if p.lanes != polls[0].lanes and not fitted.isdisjoint(p.lanes)]
         others = [p for p in others if not p.answer.done()]
         spare = _interleave(others, lambda p: p.slots)
@@ -307,7 +306,7 @@ class Dispatcher(Loop):
         taken = await self._give(
             everybody, [*slots, *spare], lambda workers: claim.take(self.db, shares, workers[: len(slots)], terms)
         )
-        self._fitter.learn([(s.lane_id, s.tenant_id) for s in shares if s.fitted], taken)
+        self._fitter.learn([share for share in shares if share.look], taken)
         return taken
 
     async def _serve_ahead(self, lanes: frozenset[int]) -> None:
@@ -395,7 +394,7 @@ class Dispatcher(Loop):
             if place.hints == before:
                 place.may_have = taken.left[key] >= share.most
                 # What found no room stands before what was taken.
-                place.floor = place.floor if share.fitted else last.get(key, place.floor)
+                place.floor = place.floor if key[0] in self.lanes.fitted else last.get(key, place.floor)
         for unfit in taken.unfit:
             place = self._places[unfit.lane_id, unfit.tenant_id]
             place.next_due = min(filter(None, (place.next_due, unfit.until)), default=None)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tocsin.flow.claim import LOOK, Fitting, Taken
+from tocsin.flow.claim import Fitting, Share, Taken
 
 PlaceKey = tuple[int, int]  # (lane, tenant)
 
 LOOK_AGAIN = 0.01  # seconds at least between two looks at a place whose runs found no room
-_FADES = 10.0  # seconds after which a worker is kept no longer for a run that nobody has seen
+_FADES = 10.0  # seconds after which a worker that was not looked at again is kept no longer
+_LOOKS = 200  # runs that are looked at in one claim, over all places, beyond what may be taken
 
 
 class _Kept(NamedTuple):
@@ -43,9 +44,16 @@ class Fitter:
         lately = time.monotonic() - LOOK_AGAIN
         return {key: floor for key, floor in places.items() if self._looked.get(key, 0.0) <= lately}
 
-    def floor(self, place: PlaceKey, floor: datetime) -> datetime:
-        """Where to begin: behind those that the last look saw in vain, until one has come to the end of them."""
-        return self._from.get(place, floor)
+    def looks(self, shares: list[Share], fitted: Collection[int]) -> list[Share]:
+        """How deep to look where runs need more than a slot; and from where: behind those that the last look saw in
+        vain, until one has come to the end of them."""
+        depth = max(1, _LOOKS // max(1, sum(s.lane_id in fitted for s in shares)))
+        return [
+            s._replace(look=max(s.most, depth), floor=self._from.get((s.lane_id, s.tenant_id), s.floor))
+            if s.lane_id in fitted
+            else s
+            for s in shares
+        ]
 
     def in_vain(self) -> Iterable[PlaceKey]:
         """The places of runs that found no room."""
@@ -58,25 +66,23 @@ class Fitter:
         kept = {worker: one.run_id for worker, one in self._kept.items()}
         return Fitting(spare, lanes, kept, self._near_wait, self._patience)
 
-    def learn(self, places: Iterable[PlaceKey], taken: Taken) -> None:
-        """What a claim from these places says."""
+    def learn(self, shares: Iterable[Share], taken: Taken) -> None:
+        """What a claim says."""
         now = time.monotonic()
-        for key in places:
+        looks = {(share.lane_id, share.tenant_id): share.look for share in shares}
+        for key in looks:
             self._looked.pop(key, None)
             self._from.pop(key, None)
         in_vain: dict[PlaceKey, list[datetime]] = defaultdict(list)
         for unfit in taken.unfit:
             in_vain[unfit.lane_id, unfit.tenant_id].append(unfit.order_key)
         self._looked |= dict.fromkeys(in_vain, now)
-        self._from |= {key: max(seen) + timedelta(microseconds=1) for key, seen in in_vain.items() if len(seen) >= LOOK}
+        full = [key for key, seen in in_vain.items() if len(seen) >= looks[key]]
+        self._from |= {key: max(in_vain[key]) + timedelta(microseconds=1) for key in full}
         for worker, run_id in taken.kept.items():
             self._kept.pop(worker, None)
             if run_id is not None:
                 self._kept[worker] = _Kept(run_id, now)
-        started = {row["id"] for row in taken.rows} if self._kept else set()
-        starving = {unfit.run_id for unfit in taken.unfit}
-        self._kept = {
-            worker: kept._replace(seen=now) if kept.run_id in starving else kept
-            for worker, kept in self._kept.items()
-            if kept.run_id not in started
-        }
+        if self._kept:
+            started = {row["id"] for row in taken.rows}
+            self._kept = {worker: kept for worker, kept in self._kept.items() if kept.run_id not in started}
