@@ -83,6 +83,18 @@ async def test_nothing_is_claimed_from_a_paused_pool_by_whoever_asks(scene: Scen
     assert [row["id"] for row in poll.answer.result()] == [run]
 
 
+async def test_a_dispatcher_rests_while_a_paused_pool_has_something_to_come(scene: Scene) -> None:
+    await scene.api.post(f"{POOL}/pause")
+    await scene.ask(await scene.job(), at=(await scene.now() + timedelta(seconds=30)).isoformat())
+    dispatcher = Dispatcher(scene.db, scene.node.lanes, lead=timedelta(minutes=2))  # it would have gone ahead by now
+    poll = dispatcher.open_poll(await worker_of(scene), 1, ahead=True)
+    for _ in range(2):
+        await dispatcher.run_once()
+    assert await dispatcher.run_once() > 0.01
+    await scene.api.post(f"{POOL}/resume")
+    assert not poll.answer.done()
+
+
 # ── who goes first ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Key, gates
+from tocsin.model.fairness import HEAD_START
 from tocsin.model.limits import Rate, Verdict, Wish, admit
 from tocsin.model.resources import NOTHING, Amounts, Guest, Room, Seating
 from tocsin.store.db import Connection, Database, Row, Sql, columns
@@ -387,7 +388,7 @@ class Pool(NamedTuple):
     order); `head_start` is what one point of priority is worth."""
 
     policy: str = "fair"
-    head_start: timedelta = timedelta(milliseconds=20)
+    head_start: timedelta = HEAD_START
     paused: bool = False
 
 

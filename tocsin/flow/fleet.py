@@ -90,19 +90,13 @@ async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -
 
 async def list_workers(db: Database, who: Identity, before: str | None, limit: int) -> list[dict[str, Any]]:
     """Newest first; those gone for more than ten minutes are left out."""
-    return [
-        _document(row) for row in await db.fetch("engine", SQL["list"], before, None, limit, _whose(who), who.tenant_id)
-    ]
-
-
-def _whose(who: Identity) -> int | None:
-    """Whose runs the caller may count: all of them only with a platform key."""
-    return None if who.role == "platform" else who.tenant_id
+    rows = await db.fetch("engine", SQL["list"], before, None, limit, who.bound_to, who.tenant_id)
+    return [_document(row) for row in rows]
 
 
 async def get_worker(db: Database, who: Identity, worker_id: str) -> dict[str, Any]:
     """One worker's document."""
-    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1, _whose(who), who.tenant_id)
+    row = await db.fetchrow("engine", SQL["list"], None, worker_id, 1, who.bound_to, who.tenant_id)
     if row is None:
         raise NotFound("there is no such worker")
     return _document(row)

@@ -16,6 +16,7 @@ from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity
 from tocsin.model.autoscale import WINDOW, Sample, load_of, wanted_workers
 from tocsin.model.estimate import Pace
+from tocsin.model.fairness import HEAD_START, worst_case_wait
 from tocsin.model.scalars import Duration
 from tocsin.model.states import LIVE
 from tocsin.store.db import Database, Row, Sql, columns
@@ -23,9 +24,7 @@ from tocsin.telemetry import DEPTH, OVERDUE, WANTED_WORKERS
 from tocsin.wire import PoolPatch
 
 SQL = Sql(__file__)
-HEAD_START = timedelta(milliseconds=20)  # of a pool that says nothing else
 LONGEST_HEAD_START = timedelta(hours=1)
-_PRIORITIES = 1000  # points between the lowest and the highest
 _ALL = 100_000
 
 
@@ -40,12 +39,12 @@ class PoolBook:
     async def list(self, who: Identity, after: str | None, limit: int) -> list[dict[str, Any]]:
         """Pools by name. Depths count the caller's runs only, unless it is the platform, which also learns how many
         workers are wanted."""
-        rows = await self._db.fetch("engine", SQL["pools"], None, after, limit, _whose(who))
+        rows = await self._db.fetch("engine", SQL["pools"], None, after, limit, who.bound_to)
         return [self._document(row, who) for row in rows]
 
     async def get(self, who: Identity, name: str) -> dict[str, Any]:
         """One of them."""
-        row = await self._db.fetchrow("engine", SQL["pools"], name, None, 1, _whose(who))
+        row = await self._db.fetchrow("engine", SQL["pools"], name, None, 1, who.bound_to)
         if row is None:
             raise NotFound("there is no such pool")
         return self._document(row, who)
@@ -63,7 +62,7 @@ class PoolBook:
             WANTED_WORKERS.labels(row["name"]).set(self._wanted(row))
         for state in LIVE:
             DEPTH.labels(state).set(states[state])
-        OVERDUE.set(max((_lag(row) for row in rows), default=0.0))
+        OVERDUE.set(max((_lag(row) for row in rows if row["paused_at"] is None), default=0.0))
 
     def pace(self, pool: str) -> Pace | None:
         """How many were handed out lately, by all servers, as far as this one has seen."""
@@ -102,17 +101,8 @@ class PoolBook:
             "lag_ms": round(_lag(row) * 1000, 3),
             "workers": row["workers"],
             "slots": row["slots"],
-            "wanted_workers": self._wanted(row) if _whose(who) is None else None,
+            "wanted_workers": self._wanted(row) if who.bound_to is None else None,
         }
-
-
-def worst_case_wait(head_start: timedelta) -> timedelta:
-    """After so long nothing that comes later, of whatever priority, goes before a run of the lowest priority."""
-    return _PRIORITIES * head_start
-
-
-def _whose(who: Identity) -> int | None:
-    return None if who.role == "platform" else who.tenant_id
 
 
 def _depth(row: Row) -> dict[str, int]:
@@ -135,8 +125,7 @@ async def change(
     db: Database, who: Identity, name: str, patch: PoolPatch, wish: Wish | None, version: int | None
 ) -> None:
     """Another policy or head start. Runs that are there keep their places: an order key is a constant."""
-    given = {field: value for field, value in msgspec.structs.asdict(patch).items() if value is not None}
-    shown = {field: str(value) for field, value in given.items()}
+    given = {field: str(value) for field, value in msgspec.structs.asdict(patch).items() if value is not None}
     async with db.transaction("pools") as connection:
         await recall(connection, wish)
         was = await connection.fetchrow(SQL["lock"], name)
@@ -145,7 +134,7 @@ async def change(
         head_start = _head_start(policy, was, patch)
         if (policy, head_start) != (was["policy"], was["head_start"]):
             await connection.execute(SQL["change"], name, policy, head_start, was["paused_at"] is not None)
-            await audit.record(connection, audit.entry(who, "pool.update", f"pool:{name}", **shown))
+            await audit.record(connection, audit.entry(who, "pool.update", f"pool:{name}", **given))
         await remember(connection, wish, 200, [])
 
 

@@ -52,3 +52,8 @@ class Identity(NamedTuple):
     def actor(self) -> str:
         """How the audit names the caller."""
         return f"key:{self.key_name or self.key_id}"
+
+    @property
+    def bound_to(self) -> int | None:
+        """Whose runs the caller may count: its tenant's. With a platform key those of all."""
+        return None if self.role == "platform" else self.tenant_id

@@ -1,4 +1,5 @@
-"""Fair shares with memory: tenants share a pool by weight, whatever one of them has queued.
+"""Who goes first. Priority is a head start, so that everything is first one day; and fair shares with memory: tenants
+share a pool by weight, whatever one of them has queued.
 
 Each tenant has a virtual time that rises by what it was given, divided by its weight. Slots go to whoever is behind.
 A tenant that was idle starts level with the others: its share was lent, not saved up.
@@ -7,6 +8,20 @@ A tenant that was idle starts level with the others: its share was lent, not sav
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+HEAD_START = timedelta(milliseconds=20)  # what one point of priority is worth, unless the pool says otherwise
+_MIDDLE, _HIGHEST = 500, 1000
+
+
+def furthest_forward(head_start: timedelta) -> timedelta:
+    """How far before the instant at which it falls due a run of the highest priority stands."""
+    return (_HIGHEST - _MIDDLE) * head_start
+
+
+def worst_case_wait(head_start: timedelta) -> timedelta:
+    """After so long nothing that comes later, of whatever priority, goes before a run of the lowest priority."""
+    return _HIGHEST * head_start
 
 
 def allot(slots: int, behind: Mapping[int, float], weights: Mapping[int, int]) -> dict[int, int]:

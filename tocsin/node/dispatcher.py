@@ -24,7 +24,7 @@ from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.fleet import Worker
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.transitions import Hint, Key
-from tocsin.model.fairness import VirtualTime, allot
+from tocsin.model.fairness import VirtualTime, allot, furthest_forward
 from tocsin.node.fitting import LOOK_AGAIN, Fitter
 from tocsin.node.loop import Loop, Pace
 from tocsin.node.running import RECOUNT, RunningQuotas
@@ -271,7 +271,8 @@ class Dispatcher(Loop):
         looks_back = self._looks_back.due(_HUNGRY_SCAN)
         if looks_back:
             self._looks_back.begin()
-        earliest = self.db.clock.now() - 500 * terms.head_start - _OUT_OF_ORDER if looks_back else THE_END
+        forward = furthest_forward(terms.head_start) + _OUT_OF_ORDER
+        earliest = self.db.clock.now() - forward if looks_back else THE_END
         shares = [
             s._replace(
                 floor=min(self._places[s.lane_id, s.tenant_id].floor, earliest),

@@ -31,7 +31,7 @@ async def list_dead(call: Call) -> Reply:
 async def redrive(call: Call) -> Reply:
     body = call.decode(_letters)
     chosen, now = _chosen(body), call.node.db.clock.now()
-    await call.node.allowances.admit(call.who, call.wish, runs=len(body.ids or ("one at least",)))
+    await call.node.allowances.admit(call.who, call.wish, runs=len(body.ids) if body.ids else 1)
     try:
         done = await dead.redrive(call.node.db, call.who, chosen, now, _per_second(body.rate), call.wish)
     except Replay as first:
