@@ -373,7 +373,10 @@ class Reference:
                 self._use_token(run)
             else:
                 run.state, (run.blocked_by, run.blocked_key) = "waiting", blocked
-        self._start(fits, living)
+        if self._start(fits, living) < len(fits):
+            # Somebody was let go whose worker is gone, and used a token: of those equal in order, who was it?
+            for key, limit in self.want.limits.items():
+                limit.tat = self.got.limits[key].tat
 
     def _blocked_by(self, run: Run, going: Sequence[Run]) -> tuple[str, str] | None:
         spec, rated = self.want.jobs[run.job].spec, run.key or run.job
