@@ -1,4 +1,4 @@
-"""storm: many one-time jobs call something that is down, under one circuit, and then it is there again.
+"""storm: many one-time jobs, due at one instant, call something that is down, under one circuit; then it is back.
 
 What is counted: how often the dead thing was called after the circuit had opened, and how many probes were allowed;
 whether the circuit opened again once the thing was back; and how long another tenant's runs took to start, before,
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _POLICY = {"cooldown": f"{_COOLDOWN:.0f}s", "max_cooldown": f"{_LONGEST_COOLDOWN
 _RETRY = {"max_attempts": 20, "delay": "PT1S", "max_delay": "PT10S"}
 _SLOTS = 200
 _JOBS_PER_CALL = 1_000
+_SUBMITS_PER_SECOND = 1_000  # what storing them may cost, counted generously
+_LEAD_SECONDS = 5.0  # between the last submit and the instant, at least
 _CALM_SECONDS = 10.0
 _GAP_SECONDS = 0.02
 _WAIT_SECONDS = 300.0
@@ -98,11 +100,16 @@ def measure(stand: Stand, *, jobs: int, seconds: float) -> Storm:
 
 def _blow(stand: Stand, other: _Other, calm: Lag, calls: Path, down: Path, jobs: int, seconds: float) -> Storm:
     target = {"kind": "python", "function": "bench.call", "kwargs": {"path": str(calls), "down": str(down)}}
-    job = {"target": target, "circuit": "dead", "retry": _RETRY}
+    due = time.time() + jobs / _SUBMITS_PER_SECOND + _LEAD_SECONDS
+    at = {"at": datetime.fromtimestamp(due, UTC).isoformat()}
+    job = {"schedule": at, "target": target, "circuit": "dead", "retry": _RETRY}
+    for first in range(0, jobs, _JOBS_PER_CALL):
+        count = min(_JOBS_PER_CALL, jobs - first)
+        stand.api.post("/v1/jobs/batch", {"jobs": [job] * count}, "storm")
+    if (spare := due - time.time()) < 1:
+        raise RuntimeError(f"storing {jobs} took so long that {spare:.1f} s were left")
+    time.sleep(spare - 0.5)
     with other.meanwhile() as during:
-        for first in range(0, jobs, _JOBS_PER_CALL):
-            count = min(_JOBS_PER_CALL, jobs - first)
-            stand.api.post("/v1/jobs/batch", {"jobs": [job] * count}, "storm")
         opened = _when_open(stand.api)
         time.sleep(seconds)
         until = time.time()
@@ -110,7 +117,7 @@ def _blow(stand: Stand, other: _Other, calm: Lag, calls: Path, down: Path, jobs:
     down.unlink()
     trips, begun = _trips(stand.api), time.perf_counter()
     with other.meanwhile() as after:
-        _drained(stand.api, calls, jobs)
+        _drained(stand.api, jobs)
     took = time.perf_counter() - begun
     late = [at for at in came if opened + _UNDER_WAY < at <= until]
     found = Storm(
@@ -147,7 +154,7 @@ def _trips(api: Api) -> int:
     return api.counter('tocsin_circuit_transitions_total{state="open"}')
 
 
-def _drained(api: Api, calls: Path, jobs: int) -> None:
+def _drained(api: Api, jobs: int) -> None:
     """Until every run has ended, as `succeeded`: a dead one is an error."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while api.call("GET", "/v1/jobs?state=active&limit=1", tenant="storm")["items"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tocsin.model.job import Retry
@@ -110,7 +110,7 @@ class RetryBudgets:
         self._attempts = self._retries = 0.0
         self._faded = 0.0
 
-    def started(self, first: Sequence[tuple[int, str]], attempts: int, now: float) -> None:
+    def started(self, first: Iterable[tuple[int, str]], attempts: int, now: float) -> None:
         """So many attempts went to workers; the first ones by (tenant, job)."""
         self._count(attempts, 0, now)
         # Whose budget is not remembered has a whole one, to which nothing can be added.

@@ -319,9 +319,8 @@ class Gateway:
         if len(self._plain) > _MOST_PLAIN:
             self._plain.clear()
         self._plain.update((row["id"], row["fence"]) for row in rows if not row["special"])
-        self._budgets.started(
-            [(row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1], len(rows), time.monotonic()
-        )
+        first = ((row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1)
+        self._budgets.started(first, len(rows), time.monotonic())
         known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
         orders, session.orders = session.orders, []
         return ClaimAnswer(
