@@ -82,12 +82,19 @@ def test_who_finds_nothing_fits_nowhere(rooms: list[Room], guests: list[Guest]) 
             and (not guest.near_only or guest.prefer.items() <= room.labels.items())
         ]
         assert bool(where) == bool(fits)
-        near = [i for i in fits if guest.prefer.items() <= room_labels(rooms[i])]
-        assert not (near and guest.prefer) or where[guest.id] in near
+        if fits:
+            among = [i for i in fits if guest.prefer.items() <= rooms[i].labels.items()] or fits
+            assert where[guest.id] in among, "near before far"
+            most = [max(1, *(room.total[d] for room in rooms)) for d in range(4)] if len(rooms) > 1 else None
+            if guest.needs != NOTHING and most:
+                left = {i: left_over(rooms[i], guest, most) for i in among}
+                assert left[where[guest.id]] <= min(left.values()) + 1e-9
 
 
-def room_labels(room: Room) -> set[tuple[str, str]]:
-    return set(room.labels.items())
+def left_over(room: Room, guest: Guest, most: list[int]) -> float:
+    """What a worker would have left, each resource as a part of the most that there is of it."""
+    left = room.total.minus(room.used).minus(guest.needs)
+    return sum(max(0, n) / scale for n, scale in zip(left, most, strict=True))
 
 
 @given(rooms, guests)

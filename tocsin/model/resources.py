@@ -33,7 +33,14 @@ class Amounts(NamedTuple):
 
     def within(self, room: Amounts) -> bool:
         """Whether it fits there. What is not asked for need not be there, whatever was promised of it before."""
-        return all(a <= b for a, b in zip(self, room, strict=True) if a)
+        # Written out: a claim asks this of each run and worker.
+        cpu, memory, disk, gpus = self
+        return (
+            (not cpu or cpu <= room[0])
+            and (not memory or memory <= room[1])
+            and (not disk or disk <= room[2])
+            and (not gpus or gpus <= room[3])
+        )
 
     def document(self) -> dict[str, float]:
         """As the API answers it."""
@@ -106,44 +113,53 @@ class Seating:
 
     def __init__(self, rooms: Sequence[Room]) -> None:
         self._rooms = list(rooms)
+        self._free = [room.total.minus(room.used) for room in rooms]
         self._slots = [list(reversed(room.slots)) for room in rooms]
         self._scale = [max([1, *(room.total[d] for room in rooms)]) for d in range(len(NOTHING))]
+        self._left = [self._share(free) for free in self._free]
+        self._open: dict[int, list[int]] = {}
         self.slot_of: dict[str, int] = {}
         self.kept: dict[int, str] = {i: room.kept_for for i, room in enumerate(rooms) if room.kept_for is not None}
 
     def free(self, room: int) -> Amounts:
         """What is left of a worker's resources."""
-        return self._rooms[room].total.minus(self._rooms[room].used)
+        return self._free[room]
 
     def seat(self, guest: Guest) -> bool:
         """Give a run its slot, if there is one for it now; keep a worker for it if it has waited too long."""
-        able = [i for i in self._open_to(guest) if self._slots[i] and self._has_room(i, guest)]
-        if guest.near_only:
-            able = [i for i in able if matches(self._rooms[i].labels, guest.prefer.items())]
+        able = self._able(guest)
+        if guest.prefer and able:
+            near = [i for i in able if matches(self._rooms[i].labels, guest.prefer.items())]
+            able = near if near or guest.near_only else able
         if not able:
             if guest.starving:
                 self._keep(guest)
             return False
-        best = min(able, key=lambda i: self._rank(i, guest))
+        # All that have room are left with less by the same amount, so who has least now has least then.
+        best = min(able, key=self._left.__getitem__ if guest.needs != NOTHING else lambda i: self._slots[i][-1])
         self.slot_of[guest.id] = self._slots[best].pop()
-        room = self._rooms[best]
-        self._rooms[best] = room._replace(used=room.used.plus(guest.needs))
+        self._free[best] = self._free[best].minus(guest.needs)
+        self._left[best] = self._share(self._free[best])
         self.kept = {i: run for i, run in self.kept.items() if run != guest.id}
         return True
 
-    def _open_to(self, guest: Guest) -> Iterable[int]:
-        return (i for i, room in enumerate(self._rooms) if room.lanes is None or guest.lane_id in room.lanes)
+    def _able(self, guest: Guest) -> list[int]:
+        """Who has a slot and room for a run, in order."""
+        needs, slots, free, kept = guest.needs, self._slots, self._free, self.kept
+        if needs == NOTHING:
+            return [i for i in self._open_to(guest) if slots[i]]
+        return [
+            i
+            for i in self._open_to(guest)
+            if slots[i] and needs.within(free[i]) and (i not in kept or kept[i] == guest.id)
+        ]
 
-    def _has_room(self, i: int, guest: Guest) -> bool:
-        if guest.needs == NOTHING:
-            return True
-        return self.kept.get(i, guest.id) == guest.id and guest.needs.within(self.free(i))
-
-    def _rank(self, i: int, guest: Guest) -> tuple[bool, float, int]:
-        far = bool(guest.prefer) and not matches(self._rooms[i].labels, guest.prefer.items())
-        if guest.needs == NOTHING:
-            return far, 0.0, self._slots[i][-1]
-        return far, self._share(self.free(i).minus(guest.needs)), i
+    def _open_to(self, guest: Guest) -> list[int]:
+        """Who may take from its lane."""
+        lane = guest.lane_id
+        if lane not in self._open:
+            self._open[lane] = [i for i, room in enumerate(self._rooms) if room.lanes is None or lane in room.lanes]
+        return self._open[lane]
 
     def _share(self, of: Amounts) -> float:
         """Amounts of different kinds as one number: parts of the most that any of these workers has."""
@@ -155,7 +171,7 @@ class Seating:
             return
         able = [i for i in self._open_to(guest) if i not in self.kept and guest.needs.within(self._rooms[i].total)]
         if able:
-            self.kept[min(able, key=lambda i: (self._share(guest.needs.minus(self.free(i))), i))] = guest.id
+            self.kept[min(able, key=lambda i: (self._share(guest.needs.minus(self._free[i])), i))] = guest.id
 
 
 # ── what nobody could ever take ──────────────────────────────────────────────────────────────────────────────────
