@@ -21,6 +21,7 @@ from tocsin.telemetry import CIRCUITS_OPEN
 
 SQL = Sql(__file__)
 MOST_COUNTED = 100_000
+_AT_ONCE = 10  # in one transaction: reports wait for the circuits that it holds
 _SOON, _LATER = 0.1, 1.0
 
 
@@ -43,7 +44,7 @@ async def keep(db: Database) -> Kept:
     turns: list[tuple[Key, Circuit, Circuit]] = []
     moved: list[tuple[str, str]] = []
     async with db.transaction("circuits") as connection:
-        for row in await connection.fetch(SQL["due"]):
+        for row in await connection.fetch(SQL["due"], _AT_ONCE):
             key, was = Key(row["tenant_id"], row["id"]), circuit_of(row)
             turn = turned(was, row["under_way"], row["now"])
             woken = []
@@ -54,7 +55,7 @@ async def keep(db: Database) -> Kept:
             if turn.circuit.state != was.state:
                 moved.append((row["name"], turn.circuit.state))
         await save(connection, turns)
-    return Kept(hints(freed), moved, _SOON)
+    return Kept(hints(freed), moved, _SOON if len(turns) < _AT_ONCE else 0.0)
 
 
 def _pause(seen: Row) -> float:

@@ -11,7 +11,7 @@ select count(*) filter (where c.state <> 'closed')::int as open,
 select c.tenant_id, c.id::text as id, c.name, c.policy, c.state, c.since, c.by_hand, c.recent, c.trips, c.wave, c.sent,
        c.good, c.bad, c.next_at, now() as now,
        (select count(*) from runs r where r.circuit_id = c.id and r.canary)::int as under_way
-  from (select * from circuits c where c.next_at <= now() order by c.next_at limit 100
+  from (select * from circuits c where c.next_at <= now() order by c.next_at limit $1
            for no key update skip locked) c
 
 -- :name release
