@@ -135,7 +135,7 @@ def _key_of(tenant_id: int, run: Row) -> str | None:
 async def _fleet(connection: Connection, run: Row) -> Fleet:
     lane = (run["pool"], run["kind"], run["function"])
     found = await connection.fetchrow(SQL["fleet"], *lane, run["labels"], run["needs"])
-    totals = [Amounts(*map(int, text.strip("{}").split(","))) for text in msgspec.json.decode(found["totals"])]
+    totals = [Amounts(*total) for total in found["totals"]]
     needs = None if run["needs"] is None else Amounts(*run["needs"])
     return Fleet(*lane, msgspec.json.decode(run["labels"]), needs, **dict(found) | {"totals": totals})
 

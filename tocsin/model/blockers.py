@@ -305,7 +305,8 @@ def _waiting(number: int) -> str:
 def _before(mine: int, others: int, tenants: int) -> str:
     parts = [_count(mine, "run")] if mine else []
     if others:
-        parts.append(f"{_count(others, 'run')} of {_count(tenants, 'other tenant')} that share the pool")
+        whose = "other tenants" if others > MANY else _count(tenants, "other tenant")
+        parts.append(f"{_count(others, 'run')} of {whose} that share the pool")
     return f"{' and '.join(parts)} stand{'s' * (mine + others == 1)}"
 
 
