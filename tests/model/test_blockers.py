@@ -73,13 +73,28 @@ def test_what_nobody_can_foresee_is_not_foreseen(way: dict[str, Any]) -> None:
     found = blockers(facts(**way, lasts=SECOND, pace=Pace(60, 60.0)))
     known = latest(blocker.over for blocker in found)
     for_ever = {"job_paused", "breaker", "pool_paused", "no_worker", "placement"} & {blocker.code for blocker in found}
-    assert (known is None) == (bool(for_ever) or way.get("queue", Queue()).mine > MANY)
+    unknown = way.get("overlap") == "replace" or way.get("queue", Queue()).mine > MANY
+    assert (known is None) == (bool(for_ever) or unknown)
 
 
 def test_nothing_in_the_way_is_said_too() -> None:
     assert blockers(facts()) == []
     assert "the next claim takes it" in why_waiting([], None)
     assert "(rate) is over" in why_waiting([], "rate")
+
+
+def test_what_is_full_now_is_not_in_the_way_of_what_is_due_later() -> None:
+    full: dict[str, Any] = {"fleet": IDLE._replace(free=0), "limits": [Limit(None, 1, 1)], "quota": Quota(1, 1)}
+    assert [blocker.code for blocker in blockers(facts(**full))] == ["quota", "limit", "busy"]
+    [later] = blockers(facts(ready_at=NOW + SECOND, **full))
+    assert later.over is not None and later.over.at == NOW + SECOND
+
+
+def test_an_occurrence_that_will_be_skipped_has_no_start() -> None:
+    waits, skipped = (
+        blockers(facts(earlier=[Earlier("a", NOW)], overlap=overlap, lasts=SECOND))[0] for overlap in ("queue", "skip")
+    )
+    assert waits.over is not None and skipped.over is None
 
 
 def test_a_limit_with_room_is_no_limit() -> None:

@@ -5,9 +5,10 @@
 -- A live run, and what its job and its lane say of it.
 select r.state, r.trigger, r.attempt, r.overlap, r.limited, r.blocked_by, r.key_id::text as key_id, r.ready_at, r.order_key,
        greatest(r.claimed_at, r.ready_at) as started_at, r.worker_id::text as worker, r.args, r.job_id::text as job_id,
-       r.lane_id, r.needs, l.pool, l.kind, l.function, l.labels::text as labels, j.spec, j.key_max, j.rate_gap, j.rate_burst,
-       p.policy, p.paused_at as pool_paused_since, h.since as paused_since, m.max as job_max, m.tat as job_tat, k.tat as key_tat, c.name as circuit,
-       c.state as circuit_state, c.since as circuit_since, c.next_at as circuit_next_at, now() as now
+       r.needs, l.pool, l.kind, l.function, l.labels::text as labels, j.spec, j.key_max, j.rate_gap, j.rate_burst,
+       p.policy, p.paused_at as pool_paused_since, h.since as paused_since, m.max as job_max, m.tat as job_tat,
+       k.tat as key_tat, c.name as circuit, c.state as circuit_state, c.since as circuit_since,
+       c.next_at as circuit_next_at, now() as now
   from runs r
   join lanes l on l.id = r.lane_id
   join pools p on p.name = l.pool

@@ -160,9 +160,13 @@ class Facts(NamedTuple):
 
 
 def blockers(facts: Facts) -> list[Blocker]:
-    """All that stands in the way, the first to be asked about first."""
+    """All that stands in the way, the first to be asked about first. What is full at this moment is in the way of those
+    only that are due."""
+    found = [*_not_meant_to_run(facts), *_held_back(facts)]
+    if facts.ready_at <= facts.now:
+        found += _limited(facts)
+        found += _queued(facts) if facts.fleet.fitting else ()
     order = list(CODES)
-    found = [*_not_meant_to_run(facts), *_limited(facts), *_not_served(facts)]
     return sorted(found, key=lambda blocker: order.index(blocker.code))
 
 
@@ -181,7 +185,7 @@ def _not_meant_to_run(facts: Facts) -> Iterator[Blocker]:
         yield Blocker(
             "overlap",
             f"an earlier run of its job is alive; {_OVERLAP[facts.overlap or 'queue']}",
-            behind_run(facts.now, first.since, facts.lasts),
+            behind_run(facts.now, first.since, facts.lasts) if facts.overlap in ("queue", "queue_all") else None,
             since=first.since,
             runs=[run.id for run in facts.earlier],
         )
@@ -223,8 +227,6 @@ def _limited(facts: Facts) -> Iterator[Blocker]:
             until=opens,
             key=throttle.key,
         )
-    if facts.breaker is not None:
-        yield _tripped(facts.breaker)
 
 
 def _tripped(breaker: Breaker) -> Blocker:
@@ -238,19 +240,23 @@ def _tripped(breaker: Breaker) -> Blocker:
     return Blocker("breaker", told, since=breaker.since, until=breaker.until, key=breaker.name)
 
 
-def _not_served(facts: Facts) -> Iterator[Blocker]:
-    fleet, queue = facts.fleet, facts.queue
+def _held_back(facts: Facts) -> Iterator[Blocker]:
+    fleet = facts.fleet
+    if facts.breaker is not None:
+        yield _tripped(facts.breaker)
     if facts.pool_paused_since is not None:
         told = f"pool {fleet.pool!r} is paused; nothing of it starts until somebody resumes it"
         yield Blocker("pool_paused", told, since=facts.pool_paused_since)
     if not fleet.able:
         yield _nobody(fleet)
-        return
-    if not fleet.fitting:
+    elif not fleet.fitting:
         yield Blocker(
             "resources", why_unschedulable(fleet.needs or NOTHING, fleet.totals) or "no worker is large enough"
         )
-        return
+
+
+def _queued(facts: Facts) -> Iterator[Blocker]:
+    fleet, queue = facts.fleet, facts.queue
     others = queue.of_others
     ahead = queue.mine + others
     start = in_queue(facts.now, ahead, fleet.free, facts.pace) if ahead <= MANY else None
