@@ -16,8 +16,8 @@ from tocsin.flow import claim, fleet, report
 from tocsin.flow.claim import THE_BEGINNING, Fitting, Share
 from tocsin.flow.fleet import Worker
 from tocsin.model.resources import Amounts
+from tocsin.node import fitting
 from tocsin.node.dispatcher import Dispatcher, Poll
-from tocsin.node.fitting import _LOOKS
 from tocsin.node.loop import Pace
 from tocsin.store.db import Row
 from tocsin.wire import Register
@@ -150,7 +150,7 @@ async def test_what_is_too_large_does_not_stand_in_the_way(scene: Scene) -> None
 
 
 async def test_however_many_are_too_large_the_one_behind_them_is_found(scene: Scene) -> None:
-    await scene.ask(await scene.job(resources={"cpu": 4}), 2 * _LOOKS)
+    await scene.ask(await scene.job(resources={"cpu": 4}), 2 * fitting._LOOKS)
     [fits] = await scene.ask(await scene.job(resources={"cpu": 2.5}))
     desk = Desk(scene)
     poll = desk.ask(await hire(scene, cpu=3))
@@ -287,7 +287,7 @@ async def test_a_large_run_is_not_starved_by_small_ones(scene: Scene) -> None:
     assert len(running) == 1, "as soon as there was room, and no later"
 
 
-async def test_a_worker_is_not_kept_for_a_run_that_has_gone(scene: Scene) -> None:
+async def test_a_worker_is_not_kept_for_a_run_that_has_gone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = await hire(scene, cpu=4)
     [small] = await scene.ask(await scene.job(resources={"cpu": 2}))
     desk = Desk(scene, patience=timedelta(0))
@@ -300,8 +300,11 @@ async def test_a_worker_is_not_kept_for_a_run_that_has_gone(scene: Scene) -> Non
     [other] = await scene.ask(await scene.job(resources={"cpu": 1}))
     assert await desk.served(poll) == [[]], "it is kept for the large one"
     await scene.api.post(f"/v1/runs/{large}/cancel")
-    desk.dispatcher._fitter._kept = {w: kept._replace(seen=0.0) for w, kept in desk.dispatcher._fitter._kept.items()}
-    assert await desk.served(poll) == [[other]]
+    monkeypatch.setattr(fitting, "_FADES", 0.05)
+    async with asyncio.timeout(20):
+        while not poll.answer.done():
+            await desk.turn()
+    assert [row["id"] for row in poll.answer.result()] == [other]
 
 
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -75,8 +75,6 @@ class Taken(NamedTuple):
 
 # Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, what is bound for locks.
 _LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coalesced", "limit", "rate")
-
-
 _FITTED = ("fitted", "fitted_limited")
 _BOUND = ("limited", *_FITTED)
 ANYWHERE = Fitting()
@@ -158,9 +156,11 @@ async def _take_bound(
             SQL["take_limited"], workers, [whose[s] for s in seats], going, *columns(parked, 3), *columns(used, 3)
         )
     left = [(runs[b.run]["lane_id"], runs[b.run]["tenant_id"]) for b in verdict.blocked]
-    seated = [_Seated(row, seats[row["slot"] - 1] + 1) for row in claimed]
     opens = _openings(runs, limits, verdict)
-    return _Bound(seated, left, opens) if fit is None else _Bound(seated, left, opens, fit.unfit, fit.kept)
+    if fit is None:
+        return _Bound(claimed, left, opens)
+    seated = [_Seated(row, seats[row["slot"] - 1] + 1) for row in claimed]
+    return _Bound(seated, left, opens, fit.unfit, fit.kept)
 
 
 def _gates(run: Row) -> list[Key]:

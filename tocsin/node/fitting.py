@@ -18,7 +18,7 @@ from tocsin.flow.claim import Fitting, Share, Taken
 PlaceKey = tuple[int, int]  # (lane, tenant)
 
 LOOK_AGAIN = 0.01  # seconds at least between two looks at a place whose runs found no room
-_FADES = 10.0  # seconds after which a worker that was not looked at again is kept no longer
+_FADES = 10.0  # seconds after which a worker is kept no longer for a run that was not seen together with it
 _LOOKS = 200  # runs that are looked at in one claim, over all places, beyond what may be taken
 
 
@@ -77,11 +77,13 @@ class Fitter:
         for unfit in taken.unfit:
             in_vain[unfit.lane_id, unfit.tenant_id].append(unfit.order_key)
         self._looked |= dict.fromkeys(in_vain, now)
-        full = [key for key, seen in in_vain.items() if len(seen) >= looks[key]]
+        full = [key for key, order_keys in in_vain.items() if len(order_keys) >= looks[key]]
         self._from |= {key: max(in_vain[key]) + timedelta(microseconds=1) for key in full}
+        seen = {unfit.run_id for unfit in taken.unfit}
         for worker, run_id in taken.kept.items():
-            self._kept.pop(worker, None)
-            if run_id is not None:
+            if run_id is None:
+                self._kept.pop(worker, None)
+            elif run_id in seen:  # else it may be gone
                 self._kept[worker] = _Kept(run_id, now)
         if self._kept:
             started = {row["id"] for row in taken.rows}
