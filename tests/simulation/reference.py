@@ -197,14 +197,14 @@ class Reference:
 
     def release(self, keys: Iterable[str]) -> None:
         """waiting → ready: as many as the limit has room for, as its rate lets through, and the first that waits for
-        an earlier run."""
-        for key in set(keys):
+        an earlier run. A step that releases a key several times counts it so."""
+        for key, times in (keys if isinstance(keys, Counter) else Counter(set(keys))).items():
             limit = self.want.limits.get(key)
             room = 1000 if limit is None else max(0, limit.max - self.want.running(key))
             for why, most in (("limit", {room}), ("rate", self._rooms(key)), ("overlap", {1})):
                 waiting = [r for r in self.want.runs.values() if r.blocked_by == why and r.blocked_key == key]
                 chosen = [run for run in waiting if self._seen(run).blocked_by != why]
-                allowed = {min(some, len(waiting)) for some in most}
+                allowed = {min(times * some, len(waiting)) for some in most}
                 must(len(chosen) in allowed, f"{len(chosen)} of {len(waiting)} released by {why}, not {allowed}")
                 first_of(waiting, chosen, lambda run: (run.order_key, run.id), f"release by {why}")
                 for run in chosen:
@@ -542,12 +542,13 @@ class Reference:
             for run in self.want.runs.values()
             if run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0 and run.state in UNHELD
         ]
-        self._sweep_away(over, "expired", "expired")
+        self.release(self._sweep_away(over, "expired", "expired"))
 
-    def _sweep_away(self, runs: list[Run], state: str, reason: str) -> None:
+    def _sweep_away(self, runs: list[Run], state: str, reason: str) -> set[str]:
+        """Answers what may have room by it."""
         for run in runs:
             self.end_unheld(run, state, reason)
-        self.release(key for run in runs if run.limited or run.overlap is not None for key in self.gates(run))
+        return {key for run in runs if run.limited or run.overlap is not None for key in self.gates(run)}
 
     def misfires(self) -> None:
         late = [run for run in self.want.runs.values() if self.is_misfire(run)]
@@ -562,8 +563,9 @@ class Reference:
                 coalesced.append(run)
             else:
                 kept.append(run)
-        self._sweep_away(expired, "skipped", "misfire_expired")
-        self._sweep_away(coalesced, "skipped", "coalesced")
+        freed = Counter(self._sweep_away(expired, "skipped", "misfire_expired"))
+        freed.update(self._sweep_away(coalesced, "skipped", "coalesced"))
+        self.release(freed)
         for run in kept:
             run.state = "ready"
 
