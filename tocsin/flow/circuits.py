@@ -22,7 +22,7 @@ from tocsin.telemetry import CIRCUITS_OPEN
 SQL = Sql(__file__)
 MOST_COUNTED = 100_000
 _AT_ONCE = 10  # in one transaction: reports wait for the circuits that it holds
-_SOON, _LATER = 0.1, 1.0
+_SOON, _LATER = 0.05, 1.0
 
 
 class Kept(NamedTuple):

@@ -21,8 +21,8 @@ from tocsin.model.scalars import Duration
 
 State = Literal["closed", "open", "half_open"]
 LAST_WAVE = 8  # of canaries; when it has ended well, the circuit closes
-LARGEST_WAVE = 1_000  # of what waited, once it has closed
-_BETWEEN_WAVES = timedelta(seconds=0.25)
+LARGEST_WAVE = 100  # of what waited, once it has closed; small and often, so that others notice little of it
+_BETWEEN_WAVES = timedelta(seconds=0.05)
 _CHECK_CANARIES = timedelta(seconds=1)  # their ends are heard of at once; this finds those that never end
 _STRAGGLERS = timedelta(seconds=60)  # longer than any claim that still saw the circuit open, and parks by it
 _CHECK_STRAGGLERS = timedelta(seconds=5)
