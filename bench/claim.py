@@ -102,7 +102,8 @@ async def _round(stand: Stand, runs: int, limited: float) -> Claims:
         "update runs r set order_key = o.at from (select id, timestamptz '2026-01-01' + interval '1 microsecond' *"
         " row_number() over (partition by tenant_id order by md5(id::text)) as at from runs) o where o.id = r.id"
     )
-    await stand.query("vacuum (analyze) runs")
+    # As fresh as the floor's own rows.
+    await stand.query("vacuum (full, analyze) runs")
     stand.await_quiet()
     db = Database(stand.settings.database_url, size=2)
     await db.open()
