@@ -181,6 +181,15 @@ async def keep_a_calendar(play: Play) -> None:
     assert listed["name"] == "holidays" and listed["version"] == 1
 
 
+@story("pools.before_commit", "pools.after_commit")
+async def pause_a_pool(play: Play) -> None:
+    paused = await play.survive(lambda: play.post("/v1/pools/default/pause", {"reason": "night"}, key="pool"))
+    assert paused["paused_at"] is not None
+    again = await play.post("/v1/pools/default/resume", {}, key="resume")
+    assert again["paused_at"] is None
+    assert again["version"] == paused["version"] + 1, "each took effect once"
+
+
 @story("dead.before_commit", "dead.after_commit")
 async def redrive_a_dead_letter(play: Play) -> None:
     job_id, [run_id] = await play.queued(1, retry={"max_attempts": 1})

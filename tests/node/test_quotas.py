@@ -68,9 +68,7 @@ async def test_no_more_open_jobs_than_max_jobs(scene: Scene, acme: Api) -> None:
     assert (await refused(acme, "/v1/jobs", JOB))[:2] == (403, "quota_max_jobs")
     assert (await refused(acme, "/v1/jobs/batch", {"jobs": [JOB]}))[:2] == (403, "quota_max_jobs")
     assert QUOTA_REFUSED.labels("quota_max_jobs")._value.get() == counted + 2
-    assert (await acme.post("/v1/jobs", JOB, headers=headers))["id"] == second["id"], (
-        "a repeat is answered"
-    )
+    assert (await acme.post("/v1/jobs", JOB, headers=headers))["id"] == second["id"], "a repeat is answered"
     await scene.job()
     await acme.delete(f"/v1/jobs/{second['id']}")
     scene.node.allowances._used.clear()  # a second later
