@@ -95,9 +95,10 @@ def _check_job(job: Job, after: Book) -> None:
 
 def _check_limits(before: Book, after: Book) -> None:
     """Nothing starts where a limit has no room, and no rate is ever exceeded. A limit that was lowered lets what runs
-    come to its end."""
-    started = [run for run in after.runs.values() if run.state in HELD and not _was_held(run, before)]
-    for key in {key for run in started if run.limited for key in (run.job, run.key) if key is not None}:
+    come to its end, and one that is new binds the runs made from then on."""
+    begun = [run for run in after.runs.values() if run.state in HELD and not _was_held(run, before)]
+    started = [run for run in begun if run.limited]
+    for key in {key for run in started for key in (run.job, run.key) if key is not None}:
         mine = [run for run in started if key in (run.job, run.key)]
         bound = max(_bound(key, run, book) for run in mine for book in (before, after))
         running = after.running(key)
