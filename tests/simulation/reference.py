@@ -356,9 +356,12 @@ class Reference:
         due.sort(key=lambda run: (run.ready_at, self._was_left(run)))
         return (ready[:most] + due[: max(0, most - len(ready))])[:most]
 
-    def _was_left(self, run: Run) -> bool:
-        """Of runs that are equal in order those were looked at that were changed."""
-        return self.got.runs.get(run.id) == self.before.runs.get(run.id)
+    def _was_left(self, run: Run) -> int:
+        """Of runs that are equal in order those were looked at that were changed; and, before those that would have
+        been, those that could have gone, had their worker lived."""
+        if self.got.runs.get(run.id) != self.before.runs.get(run.id):
+            return 0
+        return 1 if self.verdict(run) in ("go", "limited", "expired") else 2
 
     def _claim_limited(self, runs: list[Run], living: Counter[str], slots: int) -> None:
         """In their order, until the slots are used up (who comes then stays where it is): who finds room under all its
