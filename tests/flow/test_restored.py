@@ -69,7 +69,7 @@ async def test_it_stands_in_the_audit(scene: Scene) -> None:
 
 
 async def test_a_server_that_knows_another_past_goes(scene: Scene) -> None:
-    caretaker = Caretaker(scene.db, Server.this(8470, "0.1.0"), scene.node.retire)
+    caretaker = Caretaker(scene.db, Server.this(8470, "0.1.0"), scene.node.retire, scene.node._measure_pools)
     await caretaker.run_once()
     assert not scene.node.retired
     assert len((await restored(scene.node.settings.database_url)).servers) == 1, "it is told who was running already"
