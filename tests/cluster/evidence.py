@@ -133,7 +133,7 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
         # whatever is noted is known to it.
         evidence.lines = ledger.read(*job_ledgers)
         evidence.attempts = await api.attempts(r["id"] for r in evidence.runs if _has_a_story(r))
-        evidence.logs = await api.logs(_winners_that_wrote(evidence))
+        evidence.logs = await _whole_logs(api, _winners_that_wrote(evidence))
         evidence.audit = await api.audit()
         if target.apart is not None:
             await asyncio.sleep(target.apart)
@@ -141,17 +141,33 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
     return evidence
 
 
-def _winners_that_wrote(evidence: Evidence) -> dict[str, int]:
-    """Which runs' logs are to be read, and of which attempt."""
-    wrote = {(x["run_id"], x["attempt"], x["fence"]) for x in evidence.lines if x.get("wrote")}
-    won = (r for r in evidence.runs if r["state"] == "succeeded")
-    return {r["id"]: r["attempt"] for r in won if (r["id"], r["attempt"], r["fence"]) in wrote}
+def _winners_that_wrote(evidence: Evidence) -> dict[tuple[str, int], str]:
+    """Which runs' logs are to be read, of which attempt, and what the jobs noted of them."""
+    wrote = {(x["run_id"], x["attempt"], x["fence"]): x["wrote"] for x in evidence.lines if x.get("wrote")}
+    won = ((r["id"], r["attempt"], r["fence"]) for r in evidence.runs if r["state"] == "succeeded")
+    return {key[:2]: wrote[key] for key in won if key in wrote}
+
+
+async def _whole_logs(api: _Api, wrote: dict[tuple[str, int], str]) -> dict[str, str]:
+    """The logs, once they are as the jobs noted: lines may follow a result for a moment, but for no longer."""
+    logs: dict[str, str] = {}
+    missing = wrote
+    patience = asyncio.get_running_loop().time() + _LINES_FOLLOW
+    while missing:
+        logs |= await api.logs(dict(missing.keys()))
+        missing = {key: said for key, said in missing.items() if logs[key[0]] != said}
+        if asyncio.get_running_loop().time() > patience:
+            break
+        await asyncio.sleep(0.1 if missing else 0)
+    return logs
 
 
 def _has_a_story(run: Document) -> bool:
     """A run that went right at once has nothing more to tell in its attempts."""
     return (run.get("attempt") or 0) > 1 or bool(run.get("failures")) or bool(run.get("losses"))
 
+
+_LINES_FOLLOW = 15.0
 
 # What the rules look at. A long round has half a million runs, and their whole documents would not fit into memory.
 _KEPT = {

@@ -71,9 +71,7 @@ async def test_two_chunks_of_one_run_may_travel_together(scene: Scene, held: Hel
     assert (problem["code"], problem["expected_offset"]) == ("log_gap", 5)
 
 
-async def test_a_stale_fence_or_foreign_worker_or_ended_attempt_is_superseded(
-    scene: Scene, held: Held, worker_key: str
-) -> None:
+async def test_a_stale_fence_or_a_foreign_worker_is_superseded(scene: Scene, held: Held, worker_key: str) -> None:
     worker, run = held
     other = await WorkerHand.register(scene.node, worker_key)
     for who, bad in (
@@ -84,10 +82,20 @@ async def test_a_stale_fence_or_foreign_worker_or_ended_attempt_is_superseded(
         (other, run),
     ):
         assert (await who.ship(chunk(bad, 0, "evil"), expect=409))["code"] == "superseded"
-    await worker.report(finished=[run | {"outcome": "succeeded"}])
-    assert (await worker.ship(chunk(run, 0, "late"), expect=409))["code"] == "superseded"
     assert await texts(scene, run) == []
     await worker.ship(run | {"offset": -1, "lines": []}, expect=422)
+
+
+async def test_lines_may_follow_the_end_that_their_worker_has_told(scene: Scene, held: Held, worker_key: str) -> None:
+    worker, run = held
+    other = await WorkerHand.register(scene.node, worker_key)
+    await worker.ship(chunk(run, 0, "a"))
+    await worker.report(finished=[run | {"outcome": "succeeded"}])
+    for _ in range(2):
+        await worker.ship(chunk(run, 1, "late"))
+    for who, bad in ((worker, run | {"fence": run["fence"] - 1}), (worker, run | {"attempt": 2}), (other, run)):
+        assert (await who.ship(chunk(bad, 2, "evil"), expect=409))["code"] == "superseded"
+    assert await texts(scene, run) == ["a", "late"]
 
 
 async def test_reading_goes_on_where_the_last_page_ended(scene: Scene, held: Held) -> None:

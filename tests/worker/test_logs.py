@@ -40,9 +40,23 @@ async def test_a_superseded_log_is_dropped_and_holds_nothing_up(gateway: Gateway
     assert end.log == {"lines": 0, "dropped": 1}
 
 
-async def test_a_result_does_not_wait_for_ever_for_its_log(gateway: Gateway) -> None:
+async def test_a_result_does_not_wait_for_ever_for_its_log_and_the_lines_follow_it(gateway: Gateway) -> None:
     gateway.log_faults = [(503, {})] * 1000
-    end = await gateway.end_of(gateway.process("echo", "one"))
-    assert end.outcome == "succeeded" and end.log == {"lines": 0, "dropped": 1}
+    run = gateway.process("echo", "one")
+    end = await gateway.end_of(run)
+    assert end.outcome == "succeeded" and end.log == {"lines": 0, "dropped": 0}
     gateway.log_faults = []
     assert (await gateway.end_of(gateway.process("true"))).log is None
+    assert await gateway.line_of(run, "one") == "one"
+
+
+async def test_a_drained_worker_stays_until_its_lines_have_arrived() -> None:
+    async with started(result_waits=0.2) as (gateway, process):
+        gateway.log_faults = [(503, {})] * 1000
+        run = gateway.process("echo", "one")
+        await gateway.end_of(run)
+        process.terminate()
+        await gateway.until(lambda: gateway.reports[-1].leaving is False and not gateway.claims_open)
+        gateway.log_faults = []
+        assert await gateway.line_of(run, "one") == "one"
+        assert await process.wait() == 0

@@ -39,9 +39,7 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     for chunk in chunks:
         if parse_id(chunk.run_id) is None or not (0 <= chunk.attempt < 2**31 and 0 <= chunk.fence < 2**63):
             raise _superseded(chunk)
-    keys = [(c.run_id, c.attempt, c.fence) for c in chunks]
-    held = {r["n"] - 1: r for r in await db.fetch("engine", SQL["held"], worker_id, *columns(keys, 3))}
-    fresh = _fresh(chunks, held)
+    fresh = _fresh(chunks, await _stored(db, worker_id, chunks))
     if not fresh:
         return
     key = f"logs/{fresh[0].chunk.run_id[:6]}/{new_id(db.clock.now())}.zst"
@@ -52,6 +50,18 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     if used:
         # After the lines: who dies in between has logged for nothing, which is better than to have paid for nothing.
         await db.fetch("engine", SQL["use"], *columns(list(used.items()), 2))
+
+
+async def _stored(db: Database, worker_id: str, chunks: list[LogChunk]) -> dict[int, Row]:
+    """What there is of each chunk's log already, by the chunk's place; those that are not the worker's are missing."""
+    stored: dict[int, Row] = {}
+    for section in ("held", "late"):
+        asked = [(i, c.run_id, c.attempt, c.fence) for i, c in enumerate(chunks) if i not in stored]
+        if asked:
+            places, *keys = columns(asked, 4)
+            for row in await db.fetch("engine", SQL[section], worker_id, *keys):
+                stored[places[row["n"] - 1]] = row
+    return stored
 
 
 def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:

@@ -1,13 +1,9 @@
--- :name held
--- Whose lines these are, how many are there already, and how many bytes the tenant may still log today (null: any
--- number). A stale fence finds nothing.
-select i.n, r.tenant_id, q.room,
-       coalesce((select c.first_line + c.lines from log_chunks c
-                  where c.tenant_id = r.tenant_id and c.run_id = r.id and c.attempt = r.attempt
-                  order by c.first_line desc limit 1), 0) as lines
-  from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
-  join runs r on r.worker_id = $1 and r.id = i.run_id and r.state in ('running', 'stopping')
-             and r.attempt = i.attempt and r.fence = i.fence
+-- :name so_far
+-- How many lines of attempt `r` there are already, and how many bytes its tenant may still log today (null: any).
+ cross join lateral (
+        select coalesce((select c.first_line + c.lines from log_chunks c
+                          where c.tenant_id = r.tenant_id and c.run_id = r.id and c.attempt = r.attempt
+                          order by c.first_line desc limit 1), 0) as lines) l
  cross join lateral (
         select t.log_bytes_per_day - coalesce(
                     (select u.bytes from log_usage u
@@ -15,6 +11,29 @@ select i.n, r.tenant_id, q.room,
           from tenants t
          where t.id = r.tenant_id
          limit 1) q
+
+-- :name held
+-- Whose lines these are. A stale fence finds nothing.
+select i.n, r.tenant_id, q.room, l.lines
+  from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
+  join runs r on r.worker_id = $1 and r.id = i.run_id and r.state in ('running', 'stopping')
+             and r.attempt = i.attempt and r.fence = i.fence
+-- :include so_far
+
+-- :name late
+-- The same for attempts whose end this worker has told: a result does not wait for ever for its lines, and they may
+-- follow it for a while.
+select i.n, r.tenant_id, q.room, l.lines
+  from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
+  -- A worker does not say whose run it is; asking each tenant's index is cheap enough for what is rare.
+ cross join tenants t
+ cross join lateral (
+        select h.tenant_id, h.run_id as id, h.attempt, h.fence, h.worker_id, h.outcome, h.finished_at
+          from history h
+         where h.tenant_id = t.id and h.run_id = i.run_id and h.attempt = i.attempt
+         limit 1) r
+-- :include so_far
+ where r.worker_id = $1 and r.fence = i.fence and r.outcome <> 'lost' and r.finished_at > now() - interval '1 hour'
 
 -- :name add
 insert into log_chunks (tenant_id, run_id, attempt, first_line, lines, object, position, bytes)

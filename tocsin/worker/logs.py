@@ -1,7 +1,7 @@
 """Log shipping: lines of many runs, batched, repeated until acknowledged, bounded in memory.
 
 Logs degrade before jobs do: what does not fit is dropped and counted, and a result waits for its lines a few seconds
-at most. A run that writes nothing costs nothing here.
+at most; then it goes ahead, and they follow it. A run that writes nothing costs nothing here.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class LogShipper:
         self._oldest = 0.0
         self._something = asyncio.Event()
         self._urgent = asyncio.Event()
+        self.all_arrived = asyncio.Event()
+        self.all_arrived.set()
 
     def add(self, log: RunLog, lines: list[LogLine], dropped: int) -> None:
         """Take lines in, as far as memory allows."""
@@ -96,6 +98,7 @@ class LogShipper:
         if not self._dirty:
             self._oldest = time.monotonic()
         self._dirty[log] = None
+        self.all_arrived.clear()
         log.lines.extend(lines)
         log.size += size
         self._size += size
@@ -104,13 +107,13 @@ class LogShipper:
             self._urgent.set()
 
     def close(self, log: RunLog, then: Callable[[], None]) -> None:
-        """Call `then` when all its lines have arrived, or when waiting for that has taken too long."""
+        """Call `then` when all its lines have arrived, or have been waited for long enough."""
         if not log.lines:
             then()
             return
         log.on_flushed = then
         self._urgent.set()
-        asyncio.get_running_loop().call_later(RESULT_WAITS, self._abandon, log)
+        asyncio.get_running_loop().call_later(RESULT_WAITS, _go_ahead, log)
 
     async def run(self) -> None:
         """Ship for as long as the session lives."""
@@ -175,9 +178,9 @@ class LogShipper:
     def _flushed(self, log: RunLog) -> None:
         if not log.lines:
             self._dirty.pop(log, None)
-            then, log.on_flushed = log.on_flushed, None
-            if then is not None:
-                then()
+            if not self._dirty:
+                self.all_arrived.set()
+            _go_ahead(log)
 
     def _look_again(self) -> None:
         self._oldest = time.monotonic()
@@ -185,3 +188,10 @@ class LogShipper:
             self._something.clear()
         if self._size < SHIP_BYTES and all(log.on_flushed is None for log in self._dirty):
             self._urgent.clear()
+
+
+def _go_ahead(log: RunLog) -> None:
+    """Let the result go that waits for these lines."""
+    then, log.on_flushed = log.on_flushed, None
+    if then is not None:
+        then()

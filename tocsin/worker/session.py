@@ -298,7 +298,7 @@ class Session:
         self._changed()
 
     def after_log(self, attempt: Attempt, end: Finished) -> None:
-        """The attempt's lines have arrived, or never will."""
+        """The attempt's lines have arrived, or are not waited for any longer."""
         end.log = attempt.log.summary()
         del self._live[attempt.key]
         self._finished.append(end)
@@ -465,6 +465,8 @@ class Session:
             self._settled.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), _LAST_WORDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._logs.all_arrived.wait(), _LAST_WORDS)
         if not (self._live or self._finished or self._returned or self._unanswered):
             await self._take_leave()
 
