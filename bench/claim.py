@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from bench.stand import Stand, say
+from bench.stand import Rated, Stand, say
 from tocsin.flow import claim
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.model.fairness import VirtualTime, allot
@@ -36,7 +36,7 @@ update runs set state = 'ready', attempt = 0, worker_id = null, claim_id = null,
 
 
 @dataclass(frozen=True)
-class Claims:
+class Claims(Rated):
     """One round: so many runs of so many tenants, claimed by so many statements."""
 
     limited: float
@@ -45,14 +45,6 @@ class Claims:
     seconds: float
     postgres_us: float
     foreign_cores: float
-
-    @property
-    def per_second(self) -> float:
-        return self.runs / self.seconds
-
-    def document(self) -> dict[str, float]:
-        """For the results' file."""
-        return asdict(self) | {"per_second": self.per_second}
 
 
 def measure(stand: Stand, *, runs: int = 50_000, repeat: int = 3) -> list[Claims]:

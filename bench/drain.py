@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.cpu import Usage
-from bench.stand import TENANTS, Api, Stand, say
+from bench.stand import TENANTS, Api, Rated, Stand, say
 
 _BATCH = 5_000  # the API's limit for one call
 _WARM_RUNS = 20  # per tenant
@@ -31,7 +31,7 @@ class _Counts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Drain:
+class Drain(Rated):
     """One drain, from the first claim to the last history row."""
 
     runs: int
@@ -43,14 +43,6 @@ class Drain:
     server_us: float
     worker_us: float
     foreign_cores: float
-
-    @property
-    def per_second(self) -> float:
-        return self.runs / self.seconds
-
-    def document(self) -> dict[str, float]:
-        """For the results' file."""
-        return asdict(self) | {"per_second": self.per_second}
 
 
 def measure(stand: Stand, *, runs: int = 50_000, slots: int = 2_000, workers: int = 1, repeat: int = 3) -> list[Drain]:

@@ -4,11 +4,12 @@ behind another's 200,000. Counts starts, so the shares do not depend on how fast
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.stand import TENANTS, Api, Stand, marks, say
+from bench.stand import TENANTS, Api, Stand, await_until, marks, say
 
 _BATCH = 5_000
 _WAIT_SECONDS = 300.0
@@ -74,7 +75,7 @@ def _shares(stand: Stand, jobs: dict[str, tuple[str, int]], workers: int, slots:
     goal = stand.api.counter(_CLAIMED) + starts
     stand.start_workers(workers, slots)
     try:
-        _await_claims(stand.api, goal)
+        await_until(lambda: stand.api.counter(_CLAIMED) >= goal, f"{goal} runs are claimed", _WAIT_SECONDS)
     finally:
         stand.stop_workers()
     after = asyncio.run(_started(stand, jobs))
@@ -104,10 +105,11 @@ def _lone(stand: Stand, queued: int = 200_000, times: int = 5) -> Lone:
     with marks() as path:
         stand.start_workers(1, 200)
         try:
-            _await_claims(api, begun + 1_000)
+            await_until(lambda: api.counter(_CLAIMED) >= begun + 1_000, "the crowd is at work", _WAIT_SECONDS)
             for number in range(1, times + 1):
                 api.post(f"/v1/jobs/{mark}/runs", {"args": {"path": str(path), "sent": time.time()}}, "lone")
-                _await_lines(path, number)
+                seen = functools.partial(_has_lines, path, number)
+                await_until(seen, "the lone run starts", _WAIT_SECONDS, every=0.002)
         finally:
             stand.stop_workers()
         lines = [line.split() for line in path.read_text().splitlines()]
@@ -124,6 +126,10 @@ def _enqueue(api: Api, job: str, tenant: str, runs: int) -> None:
         runs -= size
 
 
+def _has_lines(path: Path, count: int) -> bool:
+    return path.read_text().count("\n") >= count
+
+
 def _empty(stand: Stand, jobs: dict[str, tuple[str, int]]) -> None:
     """What is left would only be in the way of the next measurement."""
     for slug, (job, _) in jobs.items():
@@ -134,22 +140,6 @@ async def _started(stand: Stand, jobs: dict[str, tuple[str, int]]) -> dict[str, 
     slugs = {job: slug for slug, (job, _) in jobs.items()}
     rows = await stand.query(_STARTED, list(slugs))
     return {slugs[row["job"]]: (row["started"], row["queued"]) for row in rows}
-
-
-def _await_claims(api: Api, goal: int) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while api.counter(_CLAIMED) < goal:
-        if time.monotonic() > deadline:
-            raise RuntimeError("too few runs were claimed")
-        time.sleep(0.05)
-
-
-def _await_lines(path: Path, count: int) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while path.read_text().count("\n") < count:
-        if time.monotonic() > deadline:
-            raise RuntimeError("the lone run did not start")
-        time.sleep(0.002)
 
 
 def document(shares: list[Shares], lone: Lone) -> dict[str, object]:

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 
@@ -35,6 +35,7 @@ _STOP_SECONDS = 15.0
 _QUIET_CORES = 0.2
 # A promise, a lie, or a knob turned for the figures: the conditions are printed beside them.
 CONDITIONS = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
+T = TypeVar("T")
 
 
 def say(text: str) -> None:
@@ -255,6 +256,31 @@ def marks() -> Iterator[Path]:
         yield Path(name)
     finally:
         os.unlink(name)
+
+
+def await_until(look: Callable[[], T | None], what: str, seconds: float = 600.0, every: float = 0.05) -> T:
+    """What `look` finds, once it finds something: others' work has no event that a benchmark could wait for."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(every)
+    return found
+
+
+class Rated:
+    """A round of `runs` in `seconds`; for dataclasses."""
+
+    runs: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.runs / self.seconds
+
+    def document(self) -> dict[str, float]:
+        """For the results' file."""
+        return asdict(self) | {"per_second": self.per_second}  # type: ignore[call-overload, no-any-return]
 
 
 def _wait_for(condition: Any, process: subprocess.Popen[bytes], what: str) -> None:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.stand import Api, Stand, marks, say
+from bench.stand import Api, Stand, await_until, marks, say
 
 _COOLDOWN, _LONGEST_COOLDOWN = 2.0, 8.0
 _POLICY = {"cooldown": f"{_COOLDOWN:.0f}s", "max_cooldown": f"{_LONGEST_COOLDOWN:.0f}s"}
@@ -133,12 +133,12 @@ def _blow(stand: Stand, other: _Other, calm: Lag, calls: Path, down: Path, jobs:
 
 def _when_open(api: Api) -> float:
     """When it opened first: later openings have a later `since`, so this looks soon and often."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while (shown := api.call("GET", "/v1/circuits/dead", tenant="storm"))["state"] == "closed":
-        if time.monotonic() > deadline:
-            raise RuntimeError("the circuit did not open")
-        time.sleep(0.05)
-    return datetime.fromisoformat(shown["since"]).timestamp()
+
+    def opened() -> str | None:
+        shown = api.call("GET", "/v1/circuits/dead", tenant="storm")
+        return None if shown["state"] == "closed" else str(shown["since"])
+
+    return datetime.fromisoformat(await_until(opened, "the circuit opens", _WAIT_SECONDS)).timestamp()
 
 
 def _allowed(seconds: float) -> int:
@@ -156,11 +156,10 @@ def _trips(api: Api) -> int:
 
 def _drained(api: Api, jobs: int) -> None:
     """Until every run has ended, as `succeeded`: a dead one is an error."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while api.call("GET", "/v1/jobs?state=active&limit=1", tenant="storm")["items"]:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not all of {jobs} had ended after {_WAIT_SECONDS:.0f} s")
-        time.sleep(0.25)
+    active = "/v1/jobs?state=active&limit=1"
+    await_until(
+        lambda: not api.call("GET", active, tenant="storm")["items"], f"all {jobs} end", _WAIT_SECONDS, every=0.25
+    )
     if api.call("GET", "/v1/dead-letters?limit=1", tenant="storm")["items"]:
         raise RuntimeError("some of the runs died")
 
@@ -214,11 +213,11 @@ class _Other:
         return Lag(sent, cuts[49], cuts[98])
 
     def _read(self, sent: int) -> list[float]:
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while len(lines := self._path.read_text().splitlines()[self._seen :]) < sent:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{len(lines)} of {sent} runs had started after {_WAIT_SECONDS:.0f} s")
-            time.sleep(0.05)
+        def started() -> list[str]:
+            lines = self._path.read_text().splitlines()[self._seen :]
+            return lines if len(lines) >= sent else []
+
+        lines = await_until(started, f"{sent} runs start", _WAIT_SECONDS)
         self._seen += sent
         pairs = [line.split() for line in lines]
         return [(float(started) - float(at)) * 1e3 for started, at in pairs]

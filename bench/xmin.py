@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from bench.stand import TENANTS, Api, Stand, say
+from bench.stand import TENANTS, Api, Rated, Stand, say
 
 SERVERS = 3
 _PRIORITIES = (100, 300, 500, 700, 900)
@@ -18,7 +18,7 @@ _REPORTED = "tocsin_report_attempts_total"
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(Rated):
     """One drain. `held`: how long the transaction was open at its end; 0: there was none."""
 
     runs: int
@@ -27,14 +27,6 @@ class Round:
     postgres_us: float
     dead: int
     foreign_cores: float
-
-    @property
-    def per_second(self) -> float:
-        return self.runs / self.seconds
-
-    def document(self) -> dict[str, float]:
-        """For the results' file."""
-        return asdict(self) | {"per_second": self.per_second}
 
 
 def measure(stand: Stand, *, runs: int, slots: int, hold: float, repeat: int) -> list[Round]:

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from tocsin.settings import Settings
 from tocsin.store.embedded import Embedded
 
 _numbers = itertools.count(1)
+# Who runs the tests in the background ignores Ctrl-C, and what they start and interrupt would ignore it, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pty
@@ -72,9 +71,7 @@ def test_at_a_terminal_it_has_colours_and_ctrl_c_ends_it(script: Script) -> None
     outer, inner = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")} | {"TERM": "xterm"}
     command = [sys.executable, "-m", "tocsin", "events"]
-    # Whoever runs the tests in the background ignores Ctrl-C, and what he starts would, too.
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=inner, stderr=subprocess.PIPE, env=environ, preexec_fn=heed) as watching:
+    with subprocess.Popen(command, stdout=inner, stderr=subprocess.PIPE, env=environ) as watching:
         shown = ""
         while "run.waiting" not in shown:
             shown += os.read(outer, 65536).decode()

@@ -16,12 +16,14 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +45,17 @@ async def until(what: str, look: Callable[[], Awaitable[T]], seconds: float = 20
         assert time.monotonic() < give_up_at, f"not within {seconds:g} s: {what}"
         await asyncio.sleep(every)
     return found
+
+
+@contextlib.contextmanager
+def folder_for_all(prefix: str) -> Iterator[Path]:
+    """Not pytest's own folder, which the user who runs PostgreSQL for root could not enter."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Process:

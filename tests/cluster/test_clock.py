@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,23 +21,12 @@ from tocsin.store import embedded
 from . import ledger
 from .checker import check, summary
 from .clockshim import ClockShim
-from .cluster import Server, Site, Worker, until
+from .cluster import Server, Site, Worker, folder_for_all, until
 from .driver import Driver, Load, Made, job_spec, run_load, stop_schedules, wait_until_ended
 from .evidence import Evidence, Target, collect
 
 HOUR, TEN_YEARS = 3600.0, 10 * 365.25 * 86400
 SLACK = 3.0
-
-
-@contextlib.contextmanager
-def folder_for_all(prefix: str) -> Iterator[Path]:
-    """Not pytest's own folder, which the user who runs PostgreSQL for root could not enter."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    folder.chmod(0o711)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

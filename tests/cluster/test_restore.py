@@ -25,10 +25,9 @@ from tocsin.store.embedded import Embedded
 
 from . import ledger
 from .checker import check, summary
-from .cluster import ROOT, Site, until
+from .cluster import ROOT, Site, folder_for_all, until
 from .driver import Driver, Load, Made, job_spec, run_load, stop_schedules, wait_until_ended
 from .evidence import Evidence, Target, collect
-from .test_clock import folder_for_all
 
 SLACK = 2.0
 

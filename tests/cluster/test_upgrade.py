@@ -19,10 +19,9 @@ from tests.conftest import Cluster
 from tocsin.store.migrate import migrate, status
 
 from .checker import check, summary
-from .cluster import ROOT, Process, Site, Worker
+from .cluster import ROOT, Process, Site, Worker, folder_for_all
 from .driver import Driver, Load, Made, run_load, stop_schedules, wait_until_ended
 from .evidence import Target, collect
-from .test_clock import folder_for_all
 
 # The last one before servers registered (migration 0013). Move it on with each release.
 PREVIOUS = "d289a24"

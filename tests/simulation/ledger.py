@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Limit, Run
-from tests.simulation.reference import HEAD_START, LOSS_BUDGET, NO_BOUND, must, owed
+from tests.simulation.pieces import HEAD_START, LOSS_BUDGET, NO_BOUND, must, owed
 from tocsin.wire import decode_job_spec
 
 HAIR = timedelta(milliseconds=5)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.simulation import moves
 from tests.simulation.moves import COMMON, MAKERS, RARE, Choices
-from tests.simulation.reference import Broken, must
+from tests.simulation.pieces import Broken, must
 from tests.simulation.world import Move, World
 
 _NAMES = [maker.__name__.strip("_") for maker in (*COMMON, *COMMON, *RARE)]

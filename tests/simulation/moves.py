@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from tests.simulation.book import Book, Job, Run
-from tests.simulation.reference import End, Reference, must
+from tests.simulation.pieces import End, must
+from tests.simulation.reference import Reference
 from tests.simulation.world import HORIZON, LEASE, Claimed, Move, World, chosen
 from tocsin.clock import iso
 from tocsin.errors import ApiProblem
@@ -376,28 +377,21 @@ def ask_again(world: World, choose: Choices) -> Move | None:
 
 def pause(world: World, choose: Choices) -> Move | None:
     job = _one_of(world, choose, list(world.book.jobs.values()))
-    if job is None:
-        return None
-    wish = _wish(world)
-    return Move(
-        f"pause {short(job.id)}",
-        lambda node: control.pause(node.db, world.who, job.id, "", wish),
-        lambda reference, _: reference.pause(job.id),
-        key=wish.key,
-        refuses=lambda book: not book.jobs[job.id].open,
-    )
+    return job and _switch(world, job, "pause")
 
 
 def resume(world: World, choose: Choices) -> Move | None:
     paused = [job for job in world.book.jobs.values() if job.state == "paused"]
     job = _one_of(world, choose, paused or list(world.book.jobs.values()))
-    if job is None:
-        return None
+    return job and _switch(world, job, "resume")
+
+
+def _switch(world: World, job: Job, verb: Literal["pause", "resume"]) -> Move:
     wish = _wish(world)
     return Move(
-        f"resume {short(job.id)}",
-        lambda node: control.resume(node.db, world.who, job.id, "", wish),
-        lambda reference, _: reference.resume(job.id),
+        f"{verb} {short(job.id)}",
+        lambda node: getattr(control, verb)(node.db, world.who, job.id, "", wish),
+        lambda reference, _: getattr(reference, verb)(job.id),
         key=wish.key,
         refuses=lambda book: not book.jobs[job.id].open,
     )

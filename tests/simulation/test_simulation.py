@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation import moves
 from tests.simulation.machine import Simulation
-from tests.simulation.reference import Broken
+from tests.simulation.pieces import Broken
 from tests.simulation.rounds import play_round
 from tests.simulation.script import Script, every
 from tests.simulation.world import World

@@ -19,7 +19,8 @@ import asyncpg
 from tests.simulation.book import Book, differences, read
 from tests.simulation.ledger import Ledger
 from tests.simulation.nodes import ManualClock, Node, install_clock, seed_ids
-from tests.simulation.reference import Broken, Reference, must
+from tests.simulation.pieces import Broken, must
+from tests.simulation.reference import Reference
 from tocsin.errors import ApiProblem, Contention
 from tocsin.failpoints import InjectedFault
 from tocsin.flow import partitions

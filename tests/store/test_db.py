@@ -10,21 +10,10 @@ import asyncpg
 import pytest
 
 from tests.conftest import Cluster
-from tests.flow.conftest import database_url, washed_database
 from tocsin.errors import Contention, SetupError, Unavailable
 from tocsin.flow import claim
 from tocsin.store import db as module
 from tocsin.store.db import Database, Sql, columns, connect, is_contention, is_data_error
-
-__all__ = ["database_url", "washed_database"]
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Database]:
-    db = Database(database_url, size=2)
-    await db.open()
-    yield db
-    await db.close()
 
 
 @pytest.fixture

@@ -11,22 +11,11 @@ import asyncpg
 import pytest
 
 from tests.conftest import Cluster
-from tests.flow.conftest import database_url, washed_database
 from tocsin.errors import Unavailable
 from tocsin.store import horizon as module
 from tocsin.store.db import Database
 from tocsin.store.horizon import Holder, Horizon
 from tocsin.telemetry import LONGEST_TX, SEES_SESSIONS, XMIN_AGE
-
-__all__ = ["database_url", "washed_database"]
-
-
-@pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Database]:
-    db = Database(database_url, size=2)
-    await db.open()
-    yield db
-    await db.close()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import pytest
 
 from tests.cluster.proxy import Link
 from tests.conftest import Api, Cluster
-from tests.flow.conftest import database_url, washed_database
 from tests.flow.kit import poll_opened
 from tocsin.errors import Contention, OutcomeUnknown, SetupError, Unavailable
 from tocsin.node.assemble import Node
@@ -25,8 +24,6 @@ from tocsin.store import db as module
 from tocsin.store import primary
 from tocsin.store.db import Database
 from tocsin.store.primary import Host, Primary, hosts_of
-
-__all__ = ["database_url", "washed_database"]
 
 
 @pytest.mark.parametrize(

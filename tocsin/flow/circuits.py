@@ -69,7 +69,7 @@ def _pause(seen: Row) -> float:
 async def get(db: Database, who: Identity, name: str) -> dict[str, Any]:
     """One circuit's document."""
     async with db.tenant(who.tenant_id, "circuits") as connection:
-        row = await connection.fetchrow(SQL["get"], who.tenant_id, name, MOST_COUNTED)
+        row = await connection.fetchrow(SQL["get"], who.tenant_id, MOST_COUNTED, name)
     if row is None:
         raise _unknown()
     return _document(row)
@@ -80,7 +80,7 @@ async def list_circuits(
 ) -> list[dict[str, Any]]:
     """A tenant's circuits, by name."""
     async with db.tenant(who.tenant_id, "circuits") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, state, after, limit, MOST_COUNTED)
+        rows = await connection.fetch(SQL["list"], who.tenant_id, MOST_COUNTED, state, after, limit)
     return [_document(row) for row in rows]
 
 

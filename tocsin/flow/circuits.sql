@@ -29,25 +29,25 @@ update runs r
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
--- :name get
+-- :name shown
+-- $1 the tenant, $2 up to how many that wait are counted.
 select c.name, c.policy, c.state, c.since, c.by_hand, c.recent, c.trips, c.wave, c.sent, c.good, c.bad, c.next_at,
        c.created_at,
        (select count(*)
           from (select from runs r where r.state = 'waiting' and r.blocked_key = c.id and r.blocked_by = 'breaker'
-                 limit $3) w) as waiting
+                 limit $2) w) as waiting
   from circuits c
- where c.tenant_id = $1 and c.name = $2
+ where c.tenant_id = $1
+
+-- :name get
+-- :include shown
+   and c.name = $3
 
 -- :name list
-select c.name, c.policy, c.state, c.since, c.by_hand, c.recent, c.trips, c.wave, c.sent, c.good, c.bad, c.next_at,
-       c.created_at,
-       (select count(*)
-          from (select from runs r where r.state = 'waiting' and r.blocked_key = c.id and r.blocked_by = 'breaker'
-                 limit $5) w) as waiting
-  from circuits c
- where c.tenant_id = $1 and ($2::text is null or c.state = $2) and ($3::text is null or c.name > $3)
+-- :include shown
+   and ($3::text is null or c.state = $3) and ($4::text is null or c.name > $4)
  order by c.name
- limit $4
+ limit $5
 
 -- :name put
 insert into circuits (tenant_id, id, name, policy) values ($1, $2, $3, $4)
