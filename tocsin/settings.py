@@ -48,6 +48,14 @@ class Settings:
     home: Path = field(default_factory=default_home, metadata={"doc": "Folder of all data of `tocsin up`."})
     database_url: str = _doc("PostgreSQL ≥ 15 to use; empty: `tocsin up` runs its own. Also `DATABASE_URL`.", "")
     objects_url: str = _doc("Where logs and old history live; empty: the folder `objects` in the home.", "")
+    master_key: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "doc": "Keys that seal secrets, 32 bytes each in base64, separated by commas or spaces, or the path of a "
+            "file with them; the first seals, all unseal. Empty: the file `secrets/master-keys` in the home, if there."
+        },
+    )
     host: str = _doc("Address the API listens on.", "127.0.0.1")
     port: int = _doc("Port the API listens on.", 8470)
     insecure: bool = _doc("Allow listening beyond loopback without TLS.", False)

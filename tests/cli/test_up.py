@@ -314,6 +314,14 @@ def test_children_get_the_settings_but_a_worker_no_database(home: Path) -> None:
     assert server_environment(settings, {"TOCSIN_LOG_LEVEL": "info"})["TOCSIN_LOG_LEVEL"] == "info"
 
 
+def test_a_master_key_is_the_servers_alone(home: Path) -> None:
+    settings = Settings(home=home, database_url="postgresql://x", master_key="the-key")
+    outer = {"TOCSIN_MASTER_KEY": "the-key"}
+    assert server_environment(settings, outer)["TOCSIN_MASTER_KEY"] == "the-key"
+    assert "the-key" not in str(worker_environment(settings, outer, "http://u", "w"))
+    assert "the-key" not in repr(settings)
+
+
 # ── the whole of it ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

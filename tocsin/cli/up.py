@@ -33,6 +33,7 @@ from tocsin.errors import SetupError
 from tocsin.settings import Settings, default_home
 from tocsin.store.embedded import Embedded, die_with_parent
 from tocsin.store.home import HomeLock, database_account, prepare_home, write_private
+from tocsin.store.vault import ensure_key_file
 
 _STOP_SECONDS = 10.0
 _BACKOFF_SECONDS = (1.0, 30.0)
@@ -74,6 +75,8 @@ def _start(tree: _Tree, settings: Settings, worker_commands: Sequence[list[str]]
     if tree.database is not None:
         settings = replace(settings, database_url=tree.database.start())
         tree.watch_database()
+    if not settings.master_key:
+        ensure_key_file(settings.home)
     credentials = _bootstrap(settings, url)
     server = tree.add("server", _tocsin("server"), server_environment(settings, os.environ))
     _wait_until_ready(server.process, settings)
@@ -241,11 +244,14 @@ def _parts_of_machine(workers: int) -> list[str]:
 
 def server_environment(settings: Settings, outer: Mapping[str, str]) -> dict[str, str]:
     """The settings as the server reads them, whether they came from the environment or from options."""
-    return _common_environment(settings, outer) | {"DATABASE_URL": settings.database_url}
+    walled_in = {"DATABASE_URL": settings.database_url}
+    if settings.master_key:
+        walled_in["TOCSIN_MASTER_KEY"] = settings.master_key
+    return _common_environment(settings, outer) | walled_in
 
 
 def worker_environment(settings: Settings, outer: Mapping[str, str], url: str, key: str) -> dict[str, str]:
-    """The same without the database: a worker lives outside the wall, even here."""
+    """The same without the database and the master key: a worker lives outside the wall, even here."""
     return _common_environment(settings, outer) | {"TOCSIN_URL": url, "TOCSIN_WORKER_KEY": key}
 
 
@@ -257,7 +263,8 @@ def _common_environment(settings: Settings, outer: Mapping[str, str]) -> dict[st
         for field in fields(Settings)
         if field.name in ("home", "host", "port") or getattr(settings, field.name) != getattr(defaults, field.name)
     }
-    chosen.pop("TOCSIN_DATABASE_URL", None)
+    for walled_in in ("TOCSIN_DATABASE_URL", "TOCSIN_MASTER_KEY"):
+        chosen.pop(walled_in, None)
     if "TOCSIN_LOG_LEVEL" not in outer and settings.log_level == defaults.log_level:
         chosen["TOCSIN_LOG_LEVEL"] = "warning"
     return inherited | {"TOCSIN_LOG_LEVEL": settings.log_level} | chosen

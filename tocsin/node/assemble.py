@@ -37,6 +37,7 @@ from tocsin.settings import Settings
 from tocsin.store import migrate as migrations
 from tocsin.store.db import Database, connect_plain
 from tocsin.store.objects import ObjectStore
+from tocsin.store.vault import MasterKeys
 from tocsin.telemetry import get_logger, setup_logging
 
 log = get_logger("node")
@@ -54,6 +55,7 @@ class Node:
             settings.database_url, size=settings.database_connections, failpoints=Failpoints(settings.failpoints)
         )
         self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
+        self.master_keys = MasterKeys.load(settings.master_key, settings.home)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
