@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -204,3 +204,22 @@ async def test_what_was_handed_out_is_counted_once_for_the_pool(scene: Scene) ->
     await scene.node._measure_pools()
     await scene.node._measure_pools()
     assert await scene.value("select claimed from pools where name = 'default'") == 3
+
+
+async def test_a_new_job_is_told_its_start_by_the_estimator_that_explains_it(scene: Scene, worker_key: str) -> None:
+    pools = scene.node.pools
+    await pools.measure({})
+    later, now = await scene.job(schedule={"delay": "PT10M"}), await scene.job(schedule=None)
+    assert later["estimated_start_at"] == later["next_run_at"], "what waits now says nothing about then"
+    assert now["next_run_at"] and now["estimated_start_at"] is None, "nobody is there who could take it"
+    await fill(scene, scene.api, 30)
+    worker = await WorkerHand.register(scene.node, worker_key, slots=5)
+    await pools.measure({})
+    await scene.take(5, worker.id)
+    await pools.measure({"default": 5})
+    job = await scene.job(schedule=None)
+    [run] = (await scene.api.get(f"/v1/jobs/{job['id']}/runs"))["items"]
+    told = await scene.api.get(f"/v1/runs/{run['id']}/explain")
+    off = datetime.fromisoformat(told["estimated_start_at"]) - datetime.fromisoformat(job["estimated_start_at"])
+    assert job["estimated_start_at"] > job["next_run_at"]
+    assert abs(off.total_seconds()) < told["estimated_error_seconds"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import encode
 
 SQL = Sql(__file__)
+Estimates = Callable[[str, datetime], datetime | None]  # when what is due then in this pool will start, if known
 _NO_STATS = {"ended": 0, "succeeded": 0, "dead": 0, "mean_ms": None, "longest_ms": None}
 
 
@@ -31,31 +32,31 @@ class JobFilter(NamedTuple):
     tag: dict[str, str] | None = None
 
 
-async def get_job(db: Database, who: Identity, job_id: str) -> dict[str, Any]:
+async def get_job(db: Database, who: Identity, job_id: str, estimates: Estimates) -> dict[str, Any]:
     """One job's document."""
-    return (await get_jobs(db, who, [job_id]))[0]
+    return (await get_jobs(db, who, [job_id], estimates))[0]
 
 
-async def get_jobs(db: Database, who: Identity, ids: Sequence[str]) -> list[dict[str, Any]]:
+async def get_jobs(db: Database, who: Identity, ids: Sequence[str], estimates: Estimates) -> list[dict[str, Any]]:
     """Documents in the order of `ids`; one that is missing is an error."""
     async with db.tenant(who.tenant_id, "catalog") as connection:
         rows = {row["id"]: row for row in await connection.fetch(SQL["get"], who.tenant_id, list(ids))}
     if len(rows) < len(set(ids)):
         raise NotFound("there is no such job")
-    return [_document(who, rows[id_]) for id_ in ids]
+    return [_document(who, rows[id_], estimates) for id_ in ids]
 
 
-async def get_named(db: Database, who: Identity, name: str) -> dict[str, Any]:
+async def get_named(db: Database, who: Identity, name: str, estimates: Estimates) -> dict[str, Any]:
     """The open job of a name."""
     async with db.tenant(who.tenant_id, "catalog") as connection:
         row = await connection.fetchrow(SQL["get_named"], who.tenant_id, name)
     if row is None:
         raise NotFound(f"there is no open job named {name[:128]!r}")
-    return _document(who, row)
+    return _document(who, row, estimates)
 
 
 async def list_jobs(
-    db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int
+    db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int, estimates: Estimates
 ) -> list[dict[str, Any]]:
     """Newest first."""
     tag = msgspec.json.encode(filter_.tag).decode() if filter_.tag else None
@@ -63,26 +64,27 @@ async def list_jobs(
         rows = await connection.fetch(
             SQL["list"], who.tenant_id, before, filter_.state, filter_.pool, filter_.text, tag, limit
         )
-    return [_document(who, row) for row in rows]
+    return [_document(who, row, estimates) for row in rows]
 
 
 def new_documents(
-    who: Identity, jobs: Iterable[tuple[str, JobSpec, str, str | None]], at: datetime
+    who: Identity, jobs: Iterable[tuple[str, JobSpec, str, str | None]], at: datetime, estimates: Estimates
 ) -> list[msgspec.Raw]:
     """Jobs of (id, spec, its JSON and its schedule's) as they were when they were stored at `at`, nothing that a read
     would know better. As text: what jobs have in common is written once."""
     same = {"tenant": who.tenant, "version": 1, "state": "active", "created_at": iso(at), "updated_at": iso(at)}
     tail = encode(same | {"last_run": None, "stats": _NO_STATS}).decode()[1:-1]
-    known: dict[tuple[str, str], tuple[str, str, str]] = {}
+    known: dict[tuple[str, str, str], tuple[str, str, str]] = {}
     out = []
     for id_, spec, text, schedule in jobs:
-        key = (schedule or "null", seed_of(who.tenant, spec.name, id_) if _is_its_own(spec.schedule) else "")
+        seed = seed_of(who.tenant, spec.name, id_) if _is_its_own(spec.schedule) else ""
+        key = (schedule or "null", seed, spec.pool)
         if key not in known:
-            known[key] = _new_schedule(spec.schedule, *key, at)
-        plain, described, next_run = known[key]
+            known[key] = _new_schedule(spec.schedule, *key, at, estimates)
+        plain, described, times = known[key]
         # The last place it stands: only a target, which comes first, may hold a caller's own objects.
         before, _, behind = text[:-1].rpartition(plain)
-        out.append(msgspec.Raw(f'{before}{described}{behind},"id":"{id_}",{tail},{next_run}}}'.encode()))
+        out.append(msgspec.Raw(f'{before}{described}{behind},"id":"{id_}",{tail},{times}}}'.encode()))
     return out
 
 
@@ -91,24 +93,33 @@ def _is_its_own(schedule: Schedule | None) -> bool:
     return schedule is not None and (schedule.jitter is not None or hashes(schedule))
 
 
-def _new_schedule(schedule: Schedule | None, plain: str, seed: str, at: datetime) -> tuple[str, str, str]:
-    """A schedule as it stands in a job's JSON, the same with its description, and when it first falls due."""
+def _new_schedule(
+    schedule: Schedule | None, plain: str, seed: str, pool: str, at: datetime, estimates: Estimates
+) -> tuple[str, str, str]:
+    """A schedule as it stands in a job's JSON, the same with its description, and when it falls due and starts first."""
     words = "" if schedule is None else encode(_explained(schedule, seed, rules_of(schedule.timezone))).decode()
     first = first_fire(schedule, at, None, seed)
-    next_run = encode(first and iso(first + spread(schedule, seed))).decode()
+    times = encode(_times(first and first + spread(schedule, seed), pool, estimates)).decode()
     described = plain if schedule is None else f"{plain[:-1]},{words[1:]}"
     return (
         f'"schedule":{plain}',
         f'"schedule":{described}',
-        f'"next_run_at":{next_run},"estimated_start_at":{next_run}',
+        times[1:-1],
     )
+
+
+def _times(due: datetime | None, pool: str, estimates: Estimates) -> dict[str, str | None]:
+    if due is None:
+        return {"next_run_at": None, "estimated_start_at": None}
+    start = estimates(pool, due)
+    return {"next_run_at": iso(due), "estimated_start_at": None if start is None else iso(start)}
 
 
 def _explained(schedule: Schedule, seed: str, zone_rules: str | None) -> dict[str, Any]:
     return {"description": describe(schedule, seed), "tzdata": release_of(zone_rules)}
 
 
-def _document(who: Identity, row: Row) -> dict[str, Any]:
+def _document(who: Identity, row: Row, estimates: Estimates) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.json.decode(row["spec"])
     schedule, seed = document.get("schedule"), seed_of(who.tenant, document.get("name"), row["id"])
     known = None
@@ -117,30 +128,32 @@ def _document(who: Identity, row: Row) -> dict[str, Any]:
         schedule |= _explained(known, seed, row["zone_rules"])
     cursor = row["next_fire_at"] and row["next_fire_at"] + spread(known, seed)
     due = min((at for at in (cursor, row["ready_at"]) if at is not None), default=None)
-    next_run = due and iso(due)
     last = row["last_run_id"] and {
         "id": row["last_run_id"],
         "state": row["last_run_state"],
         "finished_at": iso(row["last_run_finished_at"]),
     }
-    return document | {
-        "id": row["id"],
-        "tenant": who.tenant,
-        "version": row["version"],
-        "state": row["state"],
-        "created_at": iso(row["created_at"]),
-        "updated_at": iso(row["updated_at"]),
-        "next_run_at": next_run,
-        "estimated_start_at": next_run,
-        "last_run": last,
-        "stats": {
-            "ended": row["ended"],
-            "succeeded": row["succeeded"],
-            "dead": row["dead"],
-            "mean_ms": _rounded(row["mean_ms"]),
-            "longest_ms": _rounded(row["longest_ms"]),
-        },
-    }
+    times = _times(due, document["pool"], estimates)
+    return (
+        document
+        | times
+        | {
+            "id": row["id"],
+            "tenant": who.tenant,
+            "version": row["version"],
+            "state": row["state"],
+            "created_at": iso(row["created_at"]),
+            "updated_at": iso(row["updated_at"]),
+            "last_run": last,
+            "stats": {
+                "ended": row["ended"],
+                "succeeded": row["succeeded"],
+                "dead": row["dead"],
+                "mean_ms": _rounded(row["mean_ms"]),
+                "longest_ms": _rounded(row["longest_ms"]),
+            },
+        }
+    )
 
 
 def _rounded(number: float | None) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any, Literal
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,7 @@ from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity
 from tocsin.model.autoscale import WINDOW, Sample, load_of, wanted_workers
-from tocsin.model.estimate import Pace
+from tocsin.model.estimate import Estimate, Pace, ahead_of, in_queue, latest, not_before
 from tocsin.model.fairness import HEAD_START, worst_case_wait
 from tocsin.model.scalars import Duration
 from tocsin.model.states import LIVE
@@ -28,6 +28,14 @@ LONGEST_HEAD_START = timedelta(hours=1)
 _ALL = 100_000
 
 
+class _Seen(NamedTuple):
+    """A pool when this node last looked: free slots, and of each tenant its weight and how many of its runs wait."""
+
+    paused: bool
+    free: int
+    queues: dict[int, tuple[int, int]]
+
+
 class PoolBook:
     """The pools as this node sees them: what is in them now, and what they did in the last minute."""
 
@@ -35,6 +43,8 @@ class PoolBook:
         self._db = db
         self._samples: dict[str, deque[Sample]] = defaultdict(deque)
         self._slots: dict[str, float] = {}  # of one worker, as long as there was one
+        self._seen: dict[str, _Seen] = {}
+        self._ahead: dict[tuple[str, int], int] = {}
 
     async def list(self, who: Identity, after: str | None, limit: int) -> list[dict[str, Any]]:
         """Pools by name. Depths count the caller's runs only, unless it is the platform, which also learns how many
@@ -55,10 +65,14 @@ class PoolBook:
             await self._db.fetch("engine", SQL["count_claimed"], *columns(list(claimed.items()), 2))
         rows = await self._db.fetch("engine", SQL["pools"], None, None, _ALL, None)
         states: Counter[str] = Counter()
+        self._ahead.clear()
         for row in rows:
             depth = _depth(row)
             states.update(depth)
             self._remember(row)
+            busy = depth["running"] + depth["stopping"]
+            queues = msgspec.json.decode(row["queues"], type=dict[int, tuple[int, int]])
+            self._seen[row["name"]] = _Seen(row["paused_at"] is not None, row["slots"] - busy, queues)
             WANTED_WORKERS.labels(row["name"]).set(self._wanted(row))
         for state in LIVE:
             DEPTH.labels(state).set(states[state])
@@ -70,6 +84,21 @@ class PoolBook:
         if not samples or samples[-1].at <= samples[0].at:
             return None
         return Pace(samples[-1].claimed - samples[0].claimed, samples[-1].at - samples[0].at)
+
+    def start_of(self, tenant_id: int, pool: str, due: datetime, now: datetime) -> Estimate | None:
+        """When a run that is not in the queue yet will start; None if nobody can tell. By what was seen a few seconds
+        ago: `explain` looks again, and knows the run."""
+        seen = self._seen.get(pool)
+        if seen is None or due > now + timedelta(seconds=WINDOW):
+            return not_before(due)  # what waits now says nothing about then
+        if seen.paused:
+            return None
+        ahead = self._ahead.get((pool, tenant_id))
+        if ahead is None:
+            others = dict(seen.queues)
+            weight, mine = others.pop(tenant_id, (1, 0))
+            ahead = self._ahead[pool, tenant_id] = ahead_of(mine, weight, list(others.values()))
+        return latest([not_before(due), in_queue(now, ahead, max(0, seen.free), self.pace(pool))])
 
     def _remember(self, row: Row) -> None:
         samples, sample = self._samples[row["name"]], _sample(row)

@@ -2,21 +2,30 @@
 -- Pools by name, each with what lives in it and who works for it. Bounded: beyond 200,000 live runs it is a sample.
 --   $1 only this one  $2 only those behind this name  $3 at most so many  $4 counting the runs of this tenant only
 with counted as (
-    select l.pool, r.state, count(*) as runs,
+    select l.pool, r.tenant_id, r.state, count(*) as runs,
            count(*) filter (where r.state = 'ready' or r.state = 'staged' and r.ready_at <= now()) as due,
            min(r.ready_at) filter (where r.state in ('ready', 'staged') and r.ready_at <= now()) as oldest_due
-      from (select lane_id, state, ready_at from runs where $4::int is null or tenant_id = $4 limit 200000) r
+      from (select lane_id, tenant_id, state, ready_at from runs where $4::int is null or tenant_id = $4
+             limit 200000) r
       join lanes l on l.id = r.lane_id
-     group by l.pool, r.state
+     group by l.pool, r.tenant_id, r.state
 )
-select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() as now, c.depth, c.due, c.oldest_due,
-       w.workers, w.slots
+select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() as now, s.depth, s.due, s.oldest_due,
+       q.queues, w.workers, w.slots
   from pools p
  cross join lateral (
         select coalesce(json_object_agg(c.state, c.runs), '{}')::text as depth, coalesce(sum(c.due), 0)::int as due,
                min(c.oldest_due) as oldest_due
-          from counted c
-         where c.pool = p.name) c
+          from (select c.state, sum(c.runs) as runs, sum(c.due) as due, min(c.oldest_due) as oldest_due
+                  from counted c
+                 where c.pool = p.name
+                 group by c.state) c) s
+ cross join lateral (
+        -- What is due of each tenant, with its weight.
+        select coalesce(json_object_agg(c.tenant_id, json_build_array(t.weight, c.due)), '{}')::text as queues
+          from (select c.tenant_id, sum(c.due) as due from counted c where c.pool = p.name group by c.tenant_id) c
+          join tenants t on t.id = c.tenant_id
+         where c.due > 0) q
  cross join lateral (
         select count(*) as workers, coalesce(sum(w.slots), 0)::int as slots
           from workers w

@@ -37,6 +37,7 @@ from tocsin.telemetry import get_logger
 from tocsin.wire import encode
 
 if TYPE_CHECKING:
+    from tocsin.flow.catalog import Estimates
     from tocsin.node.assemble import Node
 
 log = get_logger("server")
@@ -121,6 +122,17 @@ class Call:
         if not number.isascii() or not number.isdigit() or len(number) > 9:
             raise PreconditionFailed('If-Match takes the ETag of a job, such as "3"')
         return int(number)
+
+    @property
+    def estimates(self) -> Estimates:
+        """When runs of the caller will start, for documents of jobs."""
+        pools, tenant_id, now = self.node.pools, self.who.tenant_id, self.node.db.clock.now()
+
+        def estimate(pool: str, due: datetime) -> datetime | None:
+            found = pools.start_of(tenant_id, pool, due, now)
+            return found and found.at
+
+        return estimate
 
     def id(self, name: str = "id") -> str:
         """An id from the path; what is not one does not exist."""

@@ -54,7 +54,7 @@ async def get_named_job(call: Call) -> Reply:
     name = call.request.params["name"]
     if not re.fullmatch(NAME, name):
         raise NotFound("there is no job of this name, for it is none")
-    return _answer(await catalog.get_named(call.node.db, call.who, name))
+    return _answer(await catalog.get_named(call.node.db, call.who, name, call.estimates))
 
 
 @route("PUT", "/v1/jobs/by-name/{name}", "jobs.write")
@@ -101,12 +101,12 @@ async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bo
         return None
     if isinstance(stored, Replay):
         raise stored
-    return _answer(await catalog.get_job(node.db, call.who, stored.ids[0]), 201)
+    return _answer(await catalog.get_job(node.db, call.who, stored.ids[0], call.estimates), 201)
 
 
 async def _changed(call: Call, done: Edited) -> Reply:
     call.node.tell(done.hints)
-    return _answer(await catalog.get_job(call.node.db, call.who, done.job_id))
+    return _answer(await catalog.get_job(call.node.db, call.who, done.job_id, call.estimates))
 
 
 async def _again(call: Call, replay: Replay) -> Reply:
@@ -116,7 +116,7 @@ async def _again(call: Call, replay: Replay) -> Reply:
 
 async def documents_again(call: Call, replay: Replay) -> list[dict[str, Any]]:
     """What a call answered, at the version it answered; state and times are those of today."""
-    jobs = await catalog.get_jobs(call.node.db, call.who, replay.ids)
+    jobs = await catalog.get_jobs(call.node.db, call.who, replay.ids, call.estimates)
     behind = [job["id"] for job in jobs if replay.version not in (None, job["version"])]
     then = await edit.replaced(call.node.db, call.who, behind, replay.version or 1) if behind else {}
     return [job | then.get(job["id"], {}) for job in jobs]
@@ -136,7 +136,7 @@ async def list_versions(call: Call) -> Reply:
         raise BadRequest("this cursor is not one of ours", code="invalid_cursor") from None
     found = await edit.versions(call.node.db, call.who, call.id(), before, limit + 1)
     if not found:
-        await catalog.get_job(call.node.db, call.who, call.id())
+        await catalog.get_job(call.node.db, call.who, call.id(), call.estimates)
     return answer(page(found, limit, "version"))
 
 
@@ -165,9 +165,9 @@ async def create_jobs(call: Call) -> Reply:
     if isinstance(stored, Replay):
         return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)
     if any(request.by_calendar for request in requests):
-        return answer({"items": await catalog.get_jobs(call.node.db, call.who, stored.ids)}, 201)
+        return answer({"items": await catalog.get_jobs(call.node.db, call.who, stored.ids, call.estimates)}, 201)
     made = ((id_, r.spec, r.spec_json, r.schedule_json) for id_, r in zip(stored.ids, requests, strict=True))
-    return answer({"items": catalog.new_documents(call.who, made, stored.at)}, 201)
+    return answer({"items": catalog.new_documents(call.who, made, stored.at, call.estimates)}, 201)
 
 
 def _batch(call: Call) -> list[JobSpec]:

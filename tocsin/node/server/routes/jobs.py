@@ -30,9 +30,9 @@ async def create_job(call: Call) -> Reply:
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):
         if request.by_calendar:
-            return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0]), 201)
+            return _job_answer(await catalog.get_job(call.node.db, call.who, stored.ids[0], call.estimates), 201)
         made = (stored.ids[0], spec, request.spec_json, request.schedule_json)
-        [job_text] = catalog.new_documents(call.who, [made], stored.at)
+        [job_text] = catalog.new_documents(call.who, [made], stored.at, call.estimates)
         return answer(job_text, 201, {"etag": '"1"'})
     [job] = await documents_again(call, stored)
     return _job_answer(job, 201, True)
@@ -43,12 +43,13 @@ async def list_jobs(call: Call) -> Reply:
     query = call.query("state", "tag", "q", "pool", "limit", "cursor")
     limit = limit_of(query)
     wanted = JobFilter(query.get("state"), query.get("pool"), query.get("q"), tag_of(query))
-    return answer(page(await catalog.list_jobs(call.node.db, call.who, wanted, cursor_of(query), limit + 1), limit))
+    found = await catalog.list_jobs(call.node.db, call.who, wanted, cursor_of(query), limit + 1, call.estimates)
+    return answer(page(found, limit))
 
 
 @route("GET", "/v1/jobs/{id}", "jobs.read")
 async def get_job(call: Call) -> Reply:
-    return _job_answer(await catalog.get_job(call.node.db, call.who, call.id()))
+    return _job_answer(await catalog.get_job(call.node.db, call.who, call.id(), call.estimates))
 
 
 @route("DELETE", "/v1/jobs/{id}", "jobs.write")
@@ -88,7 +89,7 @@ async def resume_job(call: Call) -> Reply:
 
 async def _controlled_job(call: Call, step: Callable[[], Awaitable[control.Controlled]]) -> Reply:
     replayed = await controlled(call, step)
-    return _job_answer(await catalog.get_job(call.node.db, call.who, call.id()), replayed=replayed)
+    return _job_answer(await catalog.get_job(call.node.db, call.who, call.id(), call.estimates), replayed=replayed)
 
 
 def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) -> Reply:
@@ -119,5 +120,5 @@ async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
 
 @route("GET", "/v1/jobs/{id}/runs", "runs.read")
 async def list_job_runs(call: Call) -> Reply:
-    await catalog.get_job(call.node.db, call.who, call.id())
+    await catalog.get_job(call.node.db, call.who, call.id(), call.estimates)
     return await list_runs_of(call, call.id())
