@@ -11,7 +11,8 @@ import pytest
 
 from tocsin.client import calls
 from tocsin.client.core import Answer, ApiError, Call, Page, Request, Retries, Unreachable, exchange, next_page, refusal
-from tocsin.model.job import JobSpec, ProcessTarget
+from tocsin.model.job import JobSpec
+from tocsin.model.targets import ProcessTarget
 
 JSON = {"content-type": "application/json"}
 

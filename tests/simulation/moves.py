@@ -23,13 +23,13 @@ from tocsin.model.job import (
     ConcurrencyKey,
     JobSpec,
     Misfire,
-    ProcessTarget,
     RateLimit,
     Retry,
     RunRequest,
     Schedule,
 )
 from tocsin.model.scalars import Duration, Instant
+from tocsin.model.targets import ProcessTarget
 from tocsin.wire import Finished, Register, RunError, encode
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from tests.simulation import moves
 from tests.simulation.book import Job, Run
 from tests.simulation.moves import Choices, Maker
 from tests.simulation.world import World
-from tocsin.model.job import JobSpec, ProcessTarget, Schedule
+from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import Duration
+from tocsin.model.targets import ProcessTarget
 
 T = TypeVar("T")
 

@@ -182,7 +182,7 @@ def _split(given: Document) -> tuple[Document, Document]:
 
 def _fields_of_others(kind: str) -> set[str]:
     """What only targets of other kinds have: left behind, it would make no sense."""
-    from tocsin.model.job import Target
+    from tocsin.model.targets import Target
 
     names = {each.__struct_config__.tag: set(each.__struct_fields__) for each in get_args(Target)}
     return set().union(*names.values()) - names[kind]

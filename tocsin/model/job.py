@@ -18,16 +18,13 @@ from tocsin.model import phrases
 from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.scalars import Duration, Instant
+from tocsin.model.targets import Line, ProcessTarget, Target, wrong_target
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
 Name = Annotated[str, Meta(pattern=NAME)]
-Line = Annotated[str, Meta(max_length=1024)]
 Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 _TAG = re.compile(NAME)
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-# What would let a job document change which program runs, or pose as the worker.
-_ENV_REFUSED = re.compile(r"(LD_|DYLD_|TOCSIN_).*|PATH|IFS|PYTHONPATH|PYTHONHOME", re.ASCII)
 _DAY = 86_400.0
 _SECOND, _HOUR = Duration.parse("PT1S"), Duration.parse("PT1H")
 
@@ -83,28 +80,6 @@ class Schedule(_Part, frozen=True):
 SCHEDULE_KINDS = ("manual", "at", "delay", "cron", "every", "interval", "rrule", "text")
 ONCE_KINDS = ("at", "delay")
 _kinds_of = attrgetter(*SCHEDULE_KINDS)
-
-
-class ProcessTarget(_Part, frozen=True, tag_field="kind", tag="process"):
-    """A program and its arguments, run on the worker in a process group of its own."""
-
-    command: Annotated[list[str], Meta(min_length=1, max_length=1000)]
-    env: dict[str, str] = {}
-    cwd: Line | None = None
-    stdin: Annotated[str, Meta(max_length=65_536)] | None = None
-    shell: bool = False
-
-
-class PythonTarget(_Part, frozen=True, tag_field="kind", tag="python"):
-    """A function registered by the worker's module."""
-
-    function: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*(?!\n)$", max_length=256)]
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-
-
-Target = ProcessTarget | PythonTarget
-PLANNED_TARGETS = ("http", "container", "kubernetes")
 
 
 class Resources(_Part, frozen=True):
@@ -255,8 +230,7 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield from _wrong_limits(spec)
     if spec.placement is not _ANYWHERE:
         yield from _wrong_labels(spec.placement)
-    if isinstance(spec.target, ProcessTarget):
-        yield from _wrong_process(spec.target)
+    yield from wrong_target(spec.target)
 
 
 def _wrong_labels(placement: Placement) -> Iterator[tuple[str, str]]:
@@ -277,20 +251,6 @@ def _wrong_limits(spec: JobSpec) -> Iterator[tuple[str, str]]:
         spec.rate  # noqa: B018 — reading it is the check
     except BadLimit as e:
         yield "rate_limit", str(e)
-
-
-def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
-    if "\0" in "".join((*target.command, target.cwd or "", target.stdin or "")):
-        yield "target.command", "a NUL character cannot be passed to a program"
-    if not target.command[0]:
-        yield "target.command[0]", "names no program"
-    if sum(map(len, target.command)) > 131_072:
-        yield "target.command", "is longer than 128 KiB"
-    if len(target.env) > 200 or sum(map(len, target.env.values())) > 65_536:
-        yield "target.env", "holds more than 200 names or 64 KiB"
-    for key, value in target.env.items():
-        if not _ENV_NAME.fullmatch(key) or _ENV_REFUSED.fullmatch(key) or "\0" in value:
-            yield f"target.env.{key[:64]}", "is not a name that a job may set"
 
 
 _BLANK = JobSpec(target=ProcessTarget(command=["true"]))

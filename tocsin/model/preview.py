@@ -8,9 +8,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from zoneinfo import ZoneInfo
 
 from tocsin.model.calendars import Calendar
-from tocsin.model.job import JobSpec, ProcessTarget, Schedule, check
+from tocsin.model.job import JobSpec, Schedule, check
 from tocsin.model.scalars import LATEST
 from tocsin.model.schedule import check_calendar, check_schedule, describe, hashes, seed_of, spread, timetable
+from tocsin.model.targets import ProcessTarget
 from tocsin.model.timetable import Once, Timetable, Within
 from tocsin.model.words import clock, length
 from tocsin.model.zones import DAY_SECONDS, Share, day_at, share_of_day, to_instant, to_seconds, zone

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from tocsin import wire
 from tocsin.clock import boottime
 from tocsin.errors import SetupError
+from tocsin.settings import Settings
 from tocsin.telemetry import get_logger
 from tocsin.worker import proctree
-from tocsin.worker.executors import Executor
-from tocsin.worker.executors.process import ProcessExecutor
+from tocsin.worker.executors import table
 from tocsin.worker.executors.python import PythonExecutor
+from tocsin.worker.executors.table import Place
 from tocsin.worker.guard import Guard
 from tocsin.worker.link import Link, Refused, UnknownWorker, Unreachable
 from tocsin.worker.session import Drain, LeaseOver, Session
@@ -43,19 +44,17 @@ class Agent:
         name: str,
         labels: dict[str, str],
         resources: dict[str, float] | None = None,
-        grace: float = 10.0,
+        settings: Settings,
     ) -> None:
         self._link = Link(url, key)
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._resources = resources or {}
-        self._drain = Drain(grace)
+        self._drain = Drain(settings.drain_seconds)
         self._family = proctree.Family()
         self._guard = Guard(self._family)
-        self._executors: dict[str, Executor] = {"process": ProcessExecutor(self._link.url, self._family)}
-        self._python: PythonExecutor | None = None
-        if module is not None:
-            self._python = PythonExecutor(module, slots, self._link.url, self._family)
-            self._executors["python"] = self._python
+        self._executors = table.executors(Place(self._link.url, slots, module, self._family, settings))
+        python = self._executors.get("python")
+        self._python = python if isinstance(python, PythonExecutor) else None
 
     async def run(self) -> int:
         """Work until drained (0), refused or unable to work (1)."""
@@ -99,7 +98,7 @@ class Agent:
             slots=self._slots,
             resources=self._resources,
             labels=self._labels,
-            targets=list(self._executors),
+            targets=[kind for executor in self._executors.values() for kind in executor.offers()],
             functions=self._python.functions if self._python else [],
             version=_version(),
         )

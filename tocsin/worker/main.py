@@ -39,7 +39,7 @@ def run(
             name=name,
             labels=labels,
             resources=resources,
-            grace=settings.drain_seconds,
+            settings=settings,
         )
         return await agent.run()
 

@@ -14,16 +14,15 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-import msgspec
-
 from tocsin import wire
 from tocsin.clock import boottime
 from tocsin.errors import TocsinError
 from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
-from tocsin.worker.executors import Attempt, Executor, PythonTarget, Spec, Why, read_spec
+from tocsin.worker.executors import Attempt, Executor, Why
 from tocsin.worker.link import Link, UnknownWorker, Unreachable
 from tocsin.worker.logs import LogShipper, RunLog
+from tocsin.worker.targets import Spec, read_spec
 from tocsin.worker.timing import Lease, ServerClock, instant
 
 log = get_logger("worker")
@@ -205,7 +204,7 @@ class Session:
     def _take(self, answer: wire.ClaimAnswer) -> None:
         self._last_claim = max(self._last_claim, answer.claim_id)
         received = time.monotonic_ns()
-        specs: dict[str, Spec | str] = {ref: _read(raw) for ref, raw in answer.specs.items()}
+        specs: dict[str, Spec | str] = {ref: read_spec(raw) for ref, raw in answer.specs.items()}
         due: dict[Executor, list[Attempt]] = {}
         server_now = self._clock.now()
         for run in answer.runs:
@@ -216,7 +215,7 @@ class Session:
             if self._busy >= self._slots and not (is_due and self._make_way()):  # more than we asked for
                 self._returned.append((run.run_id, run.fence))
                 continue
-            spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else _read(run.spec)
+            spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else read_spec(run.spec)
             attempt = self._admit(run, spec, received)
             if attempt is None:
                 continue
@@ -235,15 +234,14 @@ class Session:
 
     def _admit(self, run: ClaimedRun, spec: Spec | str, received: int) -> Attempt | None:
         """Put a run on the books; one that nobody here can execute ends at once."""
-        target = None if isinstance(spec, str) else spec.target
-        kind = "python" if isinstance(target, PythonTarget) else "process"
-        executor = self._executors.get(kind)
-        attempt = Attempt(run, target, executor or next(iter(self._executors.values())), received)
+        known = None if isinstance(spec, str) else spec
+        executor = self._executors.get(known.kind) if known else None
+        attempt = Attempt(run, known, executor or next(iter(self._executors.values())), received)
         self._live[attempt.key] = attempt
         self._busy += 1
-        if target is not None and executor is not None:
+        if executor is not None:
             return attempt
-        why = spec if isinstance(spec, str) else f"this worker does not run targets of kind {kind}"
+        why = f"this worker does not run targets of kind {known.kind}" if known else str(spec)
         self.ended([(attempt, attempt.finished("failed", error_class="start", message=why))])
         return None
 
@@ -487,16 +485,6 @@ class _AfterLog:
 
     def __call__(self) -> None:
         self._session.after_log(self._attempt, self._end)
-
-
-def _read(raw: msgspec.Raw | None) -> Spec | str:
-    """A job's document, or what is wrong with it."""
-    if raw is None:
-        return "the run came without its job's document"
-    try:
-        return read_spec(raw)
-    except msgspec.MsgspecError as exc:
-        return f"the job's document cannot be read: {exc}"
 
 
 def _back_off(failures: int, most: float) -> float:

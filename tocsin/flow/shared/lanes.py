@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tocsin.model.job import JobSpec, PythonTarget
+from tocsin.model.job import JobSpec
 from tocsin.model.resources import NOTHING, Amounts, Labels, class_of, matches, may_hold
+from tocsin.model.targets import PythonTarget, kind_of
 from tocsin.store.db import Database, Row, Sql, columns
 
 SQL = Sql(__file__)
@@ -29,10 +30,10 @@ class LaneKey(NamedTuple):
 
 def lane_key(spec: JobSpec) -> LaneKey:
     """The lane a job's runs go through."""
-    kind, function = ("python", spec.target.function) if isinstance(spec.target, PythonTarget) else ("process", "")
+    function = spec.target.function if isinstance(spec.target, PythonTarget) else ""
     require, prefer = _pairs(spec.placement.require), _pairs(spec.placement.prefer)
     fitted = prefer or spec.needs != NOTHING
-    return LaneKey(spec.pool, kind, function, require, class_of(spec.needs) if fitted else None, prefer)
+    return LaneKey(spec.pool, kind_of(spec.target), function, require, class_of(spec.needs) if fitted else None, prefer)
 
 
 def _pairs(labels: Labels) -> Pairs:

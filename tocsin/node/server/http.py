@@ -29,9 +29,9 @@ from tocsin.flow import keys
 from tocsin.flow.shared.idempotency import Wish, digest
 from tocsin.model.access import Identity, allowed
 from tocsin.model.ids import parse_id
-from tocsin.model.job import PLANNED_TARGETS
 from tocsin.model.scalars import Instant
 from tocsin.model.strict import refuse_heavy, refuse_odd
+from tocsin.model.targets import PLANNED_TARGETS
 from tocsin.node.server.protocol import ClientGone, Reply, Request, problem
 from tocsin.telemetry import get_logger
 from tocsin.wire import encode

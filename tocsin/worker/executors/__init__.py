@@ -1,4 +1,8 @@
-"""The seam between the agent and what executes: an `Executor` is given attempts and says how they ended."""
+"""The seam between the agent and what executes: an `Executor` is given attempts and says how they ended.
+
+One class for each kind of target; `table.py` says which there are. `tests/worker/conformance` holds all of them to the
+contract that `Executor` states.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunError, RunKey
 from tocsin.worker.frames import Outcome
 from tocsin.worker.proctree import Family, Tree
+from tocsin.worker.targets import NO_RESOURCES, Spec
 
 STOP_GRACE = 5.0  # between asking a run to stop and killing it
 KILL_PATIENCE = 5.0  # how long to wait for the end of what is killed because the worker goes or was lost
@@ -22,48 +26,19 @@ _UNTOUCHABLE_FOR = 5.0  # how long to wait for processes that we may not even si
 _LOOK_AGAIN, _LOOK_RARELY = 0.01, 0.25
 
 
-class ProcessTarget(Struct, tag_field="kind", tag="process"):
-    """As in the job document, but unknown fields are ignored, so that a newer server can speak to us."""
-
-    command: list[str]
-    env: dict[str, str] = {}
-    cwd: str | None = None
-    stdin: str | None = None
-
-
-class PythonTarget(Struct, tag_field="kind", tag="python"):
-    """As in the job document, but unknown fields are ignored."""
-
-    function: str
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-
-
-class Spec(Struct):
-    """The part of a job's document that a worker acts on."""
-
-    target: ProcessTarget | PythonTarget
-
-
-def read_spec(raw: bytes | msgspec.Raw) -> Spec:
-    """Read a job's document, in msgpack or, from a server that answers so, in JSON."""
-    data = bytes(raw)
-    if data[:1] == b"{":
-        return msgspec.json.decode(data, type=Spec)
-    return msgspec.msgpack.decode(data, type=Spec)
-
-
 class Attempt:
     """A claimed run on its way through this worker."""
 
     __slots__ = (
-        *("executor", "handle", "key", "log", "received_ns", "run", "start_ns", "started_ns", "stopping", "target"),
+        *("executor", "handle", "key", "log", "received_ns", "resources", "run", "start_ns", "started_ns", "stopping"),
+        "target",
     )
 
-    def __init__(self, run: ClaimedRun, target: Any, executor: Executor, received_ns: int) -> None:
+    def __init__(self, run: ClaimedRun, spec: Spec | None, executor: Executor, received_ns: int) -> None:
         self.run = run
         self.key: RunKey = (run.run_id, run.fence)
-        self.target = target
+        self.target: Any = spec and spec.target  # of the struct that belongs to the executor's kind
+        self.resources = NO_RESOURCES if spec is None else spec.resources
         self.executor = executor
         self.received_ns = received_ns
         self.start_ns = 0  # not to begin before this monotonic nanosecond
@@ -123,10 +98,26 @@ class Sink(Protocol):
 
 
 class Executor(ABC):
-    """Executes attempts of one target kind and tells the sink how each ended, once.
+    """Executes attempts of one kind of target and tells the sink how each ended. The contract:
+
+    - **Once**: each attempt given to `start` ends exactly once, by `sink.ended` or, if it was never begun and could go
+      to another worker, by `sink.handed_back`. What cannot be started ends, too: `failed`, error class `start`.
+    - **The end is proof**: by the time it is told, nothing of the attempt runs any more. An executor that cannot prove
+      that says so in the error's message.
+    - **Time-outs are the executor's**: after `run.timeout_ms` from the start, as `stop` does it; outcome and error
+      class `timeout`. A stop ends as `cancelled`, unless the attempt had already ended by itself.
+    - **Error classes** are stable words: `start`, `exit` (with `exit_code`), `signal`, `oom`, `timeout`, `lost`, or of
+      the kind's own.
+    - **Output** goes to the sink as it comes, as lines that are safe to store (`lines.LineSplitter`), and at most
+      `lines.ATTEMPT_BYTES` of it (`lines.OutputLimit`): the rest is counted, and must neither grow in memory nor make
+      what runs wait.
+    - **Limits**: what `attempt.resources` asks for is enforced as far as this place can; `Finished.usage["enforced"]`
+      names each limit that was asked for and how it is held, False if it is not.
+    - **The loop is shared** with heartbeats: nothing here may block it.
 
     `head_start`: so many seconds before its `start_ns` it wants an attempt, to have all ready and begin on the dot."""
 
+    kind: ClassVar[str]
     head_start = 0.0
 
     def __init__(self) -> None:
@@ -137,7 +128,11 @@ class Executor(ABC):
         self.sink = _NoSink()
 
     async def open(self) -> None:  # noqa: B027 (most executors need no preparation)
-        """Get ready; raises `SetupError` if that cannot be."""
+        """Get ready, before each registration; raises `SetupError` if the worker must not go on without it."""
+
+    def offers(self) -> list[str]:
+        """The kinds under which runs may come, asked after `open`; none, if that cannot work here."""
+        return [self.kind]
 
     @abstractmethod
     def start(self, attempts: list[Attempt]) -> None:
@@ -145,7 +140,8 @@ class Executor(ABC):
 
     @abstractmethod
     def stop(self, attempt: Attempt) -> None:
-        """Ask, wait for `STOP_GRACE`, then kill; the end that reaches the sink is the proof of stop."""
+        """Ask, wait for `STOP_GRACE`, then kill; the end that reaches the sink is the proof of stop. Nothing happens to
+        an attempt that has ended or is not known."""
 
     @abstractmethod
     async def kill_all(self, why: Why = LOST) -> None:

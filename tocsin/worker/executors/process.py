@@ -17,9 +17,10 @@ import msgspec
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import proctree
-from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, ProcessTarget, Why, kill_tree
+from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, kill_tree
 from tocsin.worker.lines import LineSplitter, OutputLimit
 from tocsin.worker.proctree import Family, Tree
+from tocsin.worker.targets import ProcessTarget
 
 log = get_logger("worker")
 
@@ -30,6 +31,8 @@ _LAST_OUTPUT = 1.0  # how long to wait for the end of the output once the whole 
 
 class ProcessExecutor(Executor):
     """Starts programs and owns their trees."""
+
+    kind = "process"
 
     def __init__(self, url: str, family: Family) -> None:
         super().__init__()

@@ -43,6 +43,7 @@ _WORTH_TELLING = 1_000_000  # ns of a processor; less is not worth a word for ea
 class PythonExecutor(Executor):
     """Keeps a runner alive and calls functions in it."""
 
+    kind = "python"
     head_start = 0.03  # to write and read a frame of some thousand calls
 
     def __init__(self, module: str, slots: int, url: str, family: Family) -> None:

@@ -1,0 +1,112 @@
+"""The targets of a job document: what is to be run, one struct for each kind, and what of it makes no sense."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+Line = Annotated[str, Meta(max_length=1024)]
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+# What would let a job document change which program runs, or pose as the worker.
+_ENV_REFUSED = re.compile(r"(LD_|DYLD_|TOCSIN_).*|PATH|IFS|PYTHONPATH|PYTHONHOME", re.ASCII)
+_LONGEST_COMMAND = 131_072
+Words = Annotated[list[str], Meta(max_length=1000)]
+
+
+class _Part(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    pass
+
+
+class ProcessTarget(_Part, frozen=True, tag_field="kind", tag="process"):
+    """A program and its arguments, run on the worker in a process group of its own."""
+
+    command: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    env: dict[str, str] = {}
+    cwd: Line | None = None
+    stdin: Annotated[str, Meta(max_length=65_536)] | None = None
+    shell: bool = False
+
+
+class PythonTarget(_Part, frozen=True, tag_field="kind", tag="python"):
+    """A function registered by the worker's module."""
+
+    function: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*(?!\n)$", max_length=256)]
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class HttpTarget(_Part, frozen=True, tag_field="kind", tag="http"):
+    """A request that a worker sends; which answers are a success, `expect_status` says (`2xx`, `404`)."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=8192)]
+    method: Annotated[str, Meta(pattern=r"^[A-Z]{1,32}(?!\n)$")] = "POST"
+    headers: Annotated[dict[str, str], Meta(max_length=100)] = {}
+    body: Any = None
+    expect_status: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[1-5](xx|[0-9]{2})(?!\n)$")]], Meta(min_length=1, max_length=50)
+    ] = field(default_factory=lambda: ["2xx"])
+
+
+class ContainerTarget(_Part, frozen=True, tag_field="kind", tag="container"):
+    """An image, run by the container engine of the worker's machine."""
+
+    image: Annotated[str, Meta(min_length=1, max_length=1024)]
+    command: Words = []
+    env: dict[str, str] = {}
+    network: Literal["none", "bridge"] = "none"
+
+
+class KubernetesTarget(_Part, frozen=True, tag_field="kind", tag="kubernetes"):
+    """An image, run as a Job of the worker's cluster."""
+
+    image: Annotated[str, Meta(min_length=1, max_length=1024)]
+    command: Words = []
+    env: dict[str, str] = {}
+    namespace: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(?!\n)$")] | None = None
+    service_account: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(?!\n)$")] | None = None
+
+
+# A kind goes over from the second line to the first with the executor that runs it.
+Target: TypeAlias = ProcessTarget | PythonTarget
+PLANNED_TARGETS = ("http", "container", "kubernetes")
+
+
+def kind_of(target: Target) -> str:
+    """The target's `kind`."""
+    return str(type(target).__struct_config__.tag)
+
+
+def wrong_target(target: Target) -> Iterator[tuple[str, str]]:
+    """What decodes, but no worker could run: the path of each such field, and why."""
+    if isinstance(target, ProcessTarget):
+        yield from _wrong_process(target)
+
+
+def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
+    if "\0" in "".join((target.cwd or "", target.stdin or "")):
+        yield "target.stdin", "a NUL character cannot be passed to a program"
+    if not target.command[0]:
+        yield "target.command[0]", "names no program"
+    yield from wrong_command(target.command)
+    yield from wrong_env(target.env)
+
+
+def wrong_command(command: list[str]) -> Iterator[tuple[str, str]]:
+    """Words that no program can be given."""
+    if any("\0" in word for word in command):
+        yield "target.command", "a NUL character cannot be passed to a program"
+    if sum(map(len, command)) > _LONGEST_COMMAND:
+        yield "target.command", "is longer than 128 KiB"
+
+
+def wrong_env(env: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that no program can be given, or that a job may not set."""
+    if len(env) > 200 or sum(map(len, env.values())) > 65_536:
+        yield "target.env", "holds more than 200 names or 64 KiB"
+    for key, value in env.items():
+        if not _ENV_NAME.fullmatch(key) or _ENV_REFUSED.fullmatch(key) or "\0" in value:
+            yield f"target.env.{key[:64]}", "is not a name that a job may set"

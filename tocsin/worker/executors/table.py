@@ -1,0 +1,47 @@
+"""Which kinds of targets this worker can run: one line for each executor.
+
+An executor belongs here with the commit that makes it work; the server takes jobs of its kind (`model/targets.py`) from
+then on. A heavy library is imported by its executor's module alone, and such a module only where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tocsin.settings import Settings
+from tocsin.worker.executors import Executor
+from tocsin.worker.proctree import Family
+
+
+class Place(NamedTuple):
+    """Where a worker works: what executors are made from."""
+
+    url: str
+    slots: int
+    module: str | None
+    family: Family
+    settings: Settings
+
+
+def executors(place: Place) -> dict[str, Executor]:
+    """An executor for each kind that can run here, as far as that is known before it is opened."""
+    made = (make(place) for make in _MAKERS)
+    return {executor.kind: executor for executor in made if executor is not None}
+
+
+def _process(place: Place) -> Executor:
+    from tocsin.worker.executors.process import ProcessExecutor
+
+    return ProcessExecutor(place.url, place.family)
+
+
+def _python(place: Place) -> Executor | None:
+    if place.module is None:
+        return None
+    from tocsin.worker.executors.python import PythonExecutor
+
+    return PythonExecutor(place.module, place.slots, place.url, place.family)
+
+
+_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python)
