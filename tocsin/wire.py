@@ -170,6 +170,12 @@ class NewKey(_Body):
     name: Annotated[str, Meta(max_length=128, pattern=_LABEL)] = ""
 
 
+class NewSecret(_Body):
+    """A secret's value: 4 characters at least, for a shorter one could not be masked in logs."""
+
+    value: Annotated[str, Meta(min_length=4, max_length=65_536)]
+
+
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -276,7 +282,8 @@ class Claim(Struct, kw_only=True):
 
 
 class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
-    """One run, handed over. `spec` is the job's document; with `shared_specs` it is `specs[spec_ref]` instead."""
+    """One run, handed over. `spec` is the job's document; with `shared_specs` it is `specs[spec_ref]` instead.
+    `http_allow`, of http runs: the hosts and networks within our own walls that their tenant may call."""
 
     run_id: str
     attempt: int
@@ -291,6 +298,7 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     args: Any = None
     secrets: dict[str, str] = {}
     token: str
+    http_allow: list[str] = []
 
 
 class StopOrder(Struct, kw_only=True):
@@ -312,7 +320,9 @@ class ClaimAnswer(Struct, kw_only=True):
 
 
 class Finished(Struct, kw_only=True, omit_defaults=True):
-    """One ended attempt."""
+    """One ended attempt. Of a failure: `retry_after`, in how many seconds what ran wants to be tried again, as long as
+    it may be; `give_up`: that trying again is useless; `not_before`, for how many seconds at least what was called is
+    to be left alone."""
 
     run_id: str
     attempt: int
@@ -325,6 +335,9 @@ class Finished(Struct, kw_only=True, omit_defaults=True):
     result: Any = None
     usage: dict[str, Any] | None = None
     log: dict[str, Any] | None = None
+    retry_after: float | None = None
+    give_up: bool = False
+    not_before: float | None = None
 
 
 class Report(Struct, kw_only=True):

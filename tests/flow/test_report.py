@@ -109,6 +109,26 @@ async def test_error_classes_decide_whether_to_try_again(scene: Scene, retry: An
     assert await scene.value("select count(*) from dead_letters") == (state == "dead")
 
 
+@pytest.mark.parametrize(
+    ("asked", "waits"),
+    [({"retry_after": 90.0}, 90), ({"retry_after": float("nan")}, 30), ({"retry_after": -1.0}, 0), ({}, 30)],
+)
+async def test_what_failed_may_say_when_it_is_tried_again(scene: Scene, asked: Any, waits: float) -> None:
+    await scene.ask(await scene.job(retry={"backoff": "fixed", "delay": "PT30S", "jitter": "none"}))
+    [key] = await scene.taken(W)
+    await scene.end(W, end_of(key, "failed", error="Retry", **asked))
+    row = await scene.row("select extract(epoch from ready_at - now())::float8 as s from runs where state = 'staged'")
+    assert waits - 5 < row["s"] <= waits
+
+
+async def test_what_failed_may_say_that_trying_again_is_useless(scene: Scene) -> None:
+    [run_id] = await scene.ask(await scene.job())
+    [key] = await scene.taken(W)
+    await scene.end(W, end_of(key, "failed", error="mine.NoMoney", give_up=True))
+    run = await scene.run(run_id)
+    assert (run["state"], run["error"]["class"]) == ("dead", "mine.NoMoney")
+
+
 async def test_a_one_time_job_is_completed_when_its_run_has_ended_for_good(scene: Scene) -> None:
     for outcome, rest in (("succeeded", None), ("failed", "staged")):
         job = await scene.job(schedule=None)

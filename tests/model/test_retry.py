@@ -78,10 +78,34 @@ def test_failures_never_pass_max_attempts(most: int) -> None:
         ({"retry_on": ["ValueError"]}, None, False),
         ({"retry_on": ["GiveUp"]}, "GiveUp", False),
         ({"retry_on": ["ValueError"], "give_up_on": ["ValueError"]}, "ValueError", False),
+        ({}, "arguments", False),
+        ({"give_up_on": ["Timeout"]}, "requests.exceptions.Timeout", False),
+        ({"give_up_on": ["requests.exceptions.Timeout"]}, "requests.exceptions.Timeout", False),
+        ({"give_up_on": ["requests.exceptions.Timeout"]}, "httpx.Timeout", True),
+        ({"retry_on": ["Timeout"]}, "requests.exceptions.Timeout", True),
     ],
 )
 def test_which_errors_are_tried_again(given: dict[str, object], error: str | None, again: bool) -> None:
     assert (after_failure(policy(**given), 1, error, random.Random(0)).delay is not None) == again
+
+
+@given(
+    failures=st.integers(1, 6),
+    asked=st.one_of(st.none(), st.floats(allow_nan=False)),
+    give_up=st.booleans(),
+    error=st.sampled_from(["GiveUp", "ValueError", "Other"]),
+)
+def test_what_failed_may_ask_when_to_be_tried_again(
+    failures: int, asked: float | None, give_up: bool, error: str
+) -> None:
+    given_ = policy(max_attempts=4, give_up_on=["ValueError"])
+    delay = after_failure(given_, failures, error, random.Random(0), asked=asked, give_up=give_up).delay
+    if failures >= 4 or give_up or (asked is None and error != "Other"):
+        assert delay is None
+    elif asked is None:
+        assert delay == backoff(given_, failures, random.Random(0))
+    else:
+        assert delay is not None and delay == sorted((0.0, asked, 7 * 86_400.0))[1]
 
 
 def test_losses_have_a_budget_of_their_own() -> None:

@@ -20,6 +20,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Hint, Key, gates, hints, lock_jobs, lock_limits, release
 from tocsin.model.circuit import Call
+from tocsin.model.job import Retry
 from tocsin.model.retry import SHORTEST_SPREAD, RetryBudgets, after_failure, after_loss
 from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
 from tocsin.telemetry import REPORTED, STEP_SECONDS, STRETCHED, SUPERSEDED
@@ -227,7 +228,7 @@ async def _look(
     return special
 
 
-def _verdict(row: Row, finished: Finished, retry: Any, means: _Means) -> _Next:
+def _verdict(row: Row, finished: Finished, retry: Retry | None, means: _Means) -> _Next:
     if finished.outcome == "succeeded":
         return _SUCCEEDED
     if finished.outcome == "cancelled":
@@ -235,8 +236,7 @@ def _verdict(row: Row, finished: Finished, retry: Any, means: _Means) -> _Next:
     if finished.outcome == "lost":
         delay = after_loss(row["losses"] + 1, means.rng, means.spread).delay
         return _Next("dead") if delay is None else _Next("staged", delay)
-    error_class = finished.error.class_ if finished.error else None
-    delay = after_failure(retry, row["failures"] + 1, error_class, means.rng).delay if retry else None
+    delay = _delay(row, finished, retry, means) if retry else None
     if delay is None:
         return _Next("dead")
     late = means.budgets.stretch(row["tenant_id"], row["job_id"], time.monotonic()) if means.budgets else 0.0
@@ -244,6 +244,16 @@ def _verdict(row: Row, finished: Finished, retry: Any, means: _Means) -> _Next:
         return _Next("staged", delay)
     STRETCHED.inc()
     return _Next("staged", delay + late, "retry_budget")
+
+
+def _delay(row: Row, finished: Finished, retry: Retry, means: _Means) -> float | None:
+    error_class = finished.error.class_ if finished.error else None
+    asked = finished.retry_after
+    # A number that is none (it may be sent as such) asks for nothing.
+    asked = None if asked is None or asked != asked else asked
+    return after_failure(
+        retry, row["failures"] + 1, error_class, means.rng, asked=asked, give_up=finished.give_up
+    ).delay
 
 
 def _columns_of(ending: Ending, verdict: _Next) -> tuple[Any, ...]:

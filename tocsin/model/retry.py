@@ -13,7 +13,8 @@ LOSS_BUDGET = 3
 SHORTEST_SPREAD = 0.5
 COMING_BACK = 1_000  # lost runs a second, on average
 _INSTANT = 1e-6  # what adding up fractions of seconds may be wrong by
-_GIVE_UP = ("GiveUp",)
+_GIVE_UP = ("GiveUp", "arguments")
+_LONGEST_ASKED = 7 * 86_400.0
 
 
 class Verdict(NamedTuple):
@@ -22,11 +23,22 @@ class Verdict(NamedTuple):
     delay: float | None
 
 
-def after_failure(policy: Retry, failures: int, error_class: str | None, rng: random.Random) -> Verdict:
-    """`failures` counts this one too."""
-    if failures >= policy.max_attempts or not _retried(policy, error_class or ""):
+def after_failure(
+    policy: Retry,
+    failures: int,
+    error_class: str | None,
+    rng: random.Random,
+    *,
+    asked: float | None = None,
+    give_up: bool = False,
+) -> Verdict:
+    """`failures` counts this one too. What failed may have `asked` to be tried again in so many seconds, whatever its
+    class, or to `give_up`."""
+    if failures >= policy.max_attempts or give_up:
         return Verdict(None)
-    return Verdict(backoff(policy, failures, rng))
+    if asked is not None:
+        return Verdict(min(max(asked, 0.0), _LONGEST_ASKED))
+    return Verdict(backoff(policy, failures, rng) if _retried(policy, error_class or "") else None)
 
 
 def after_loss(losses: int, rng: random.Random, spread: float = SHORTEST_SPREAD) -> Verdict:
@@ -57,9 +69,14 @@ def backoff(policy: Retry, failures: int, rng: random.Random) -> float:
 
 
 def _retried(policy: Retry, error_class: str) -> bool:
-    if error_class in _GIVE_UP or error_class in policy.give_up_on:
+    if error_class in _GIVE_UP or _named(error_class, policy.give_up_on):
         return False
-    return not policy.retry_on or error_class in policy.retry_on
+    return not policy.retry_on or _named(error_class, policy.retry_on)
+
+
+def _named(error_class: str, names: list[str]) -> bool:
+    """Whether a list names a class, in full or by its last part: `Timeout` means `requests.exceptions.Timeout`, too."""
+    return error_class in names or error_class.rpartition(".")[2] in names
 
 
 # ── the budget ───────────────────────────────────────────────────────────────────────────────────────────────────
