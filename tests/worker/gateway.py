@@ -71,7 +71,13 @@ class Gateway:
     # ── what a test does ─────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(
-        self, target: dict[str, Any], *, timeout: float = 30.0, args: Any = None, in_seconds: float = -0.001
+        self,
+        target: dict[str, Any],
+        *,
+        timeout: float = 30.0,
+        args: Any = None,
+        in_seconds: float = -0.001,
+        resources: dict[str, float] | None = None,
     ) -> wire.ClaimedRun:
         n = next(self._numbers)
         now = datetime.now(UTC)
@@ -88,7 +94,7 @@ class Gateway:
             args=args,
             token=f"token-{n}",
         )
-        self.queue.put_nowait((run, {"target": target, "unknown_field": 1}))
+        self.queue.put_nowait((run, {"target": target, "resources": resources or {}, "unknown_field": 1}))
         return run
 
     def process(self, *command: str, **more: Any) -> wire.ClaimedRun:

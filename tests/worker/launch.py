@@ -1,4 +1,4 @@
-"""Starts a real worker: `launch.py '{"url": …, "module": …, "slots": …, "grace": …}'`."""
+"""Starts a real worker: `launch.py '{"url": …, "module": …, "slots": …, "grace": …, "settings": {…}}'`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 import sys
 
 from tocsin.settings import Settings
-from tocsin.worker import logs, main
-from tocsin.worker.executors import process, python
+from tocsin.worker import executors
 
 given = json.loads(sys.argv[1])
-process.STOP_GRACE = python.STOP_GRACE = given.get("grace", 5.0)
+executors.STOP_GRACE = given.get("grace", 5.0)  # before any executor takes it from there
+
+from tocsin.worker import logs, main  # noqa: E402
+from tocsin.worker.executors import python  # noqa: E402
+
 logs.RESULT_WAITS = given.get("result_waits", logs.RESULT_WAITS)
 python._BACK_OFF = (0.0,) * 5
 python.PythonExecutor.head_start = given.get("head_start", python.PythonExecutor.head_start)
@@ -23,6 +26,6 @@ sys.exit(
         slots=given.get("slots", 8),
         name="test",
         labels={"region": "here"},
-        settings=Settings(drain_seconds=given.get("drain_grace", 10.0)),
+        settings=Settings(drain_seconds=given.get("drain_grace", 10.0), **given.get("settings", {})),
     )
 )

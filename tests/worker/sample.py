@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +203,72 @@ def hold_power() -> int:
 @app.function("hold.regex")
 async def hold_regex() -> bool:
     return re.match(r"(a+)+$", "a" * 60 + "b") is not None
+
+
+# ── the deeds of tests/worker/conformance ────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def _noted(folder: str) -> Iterator[None]:
+    """There is a file while the call goes on, and another one once it is over."""
+    note = Path(folder, f"{os.getpid()}-{time.monotonic_ns()}")
+    note.touch()
+    print("up")
+    try:
+        yield
+    finally:
+        note.with_suffix(".gone").touch()
+
+
+@app.function("conformance.say")
+async def say() -> None:
+    print("héllo")
+
+
+@app.function("conformance.say.sync")
+def say_sync() -> None:
+    print("héllo")
+
+
+@app.function("conformance.flood")
+async def flood() -> None:
+    flood_sync()
+
+
+@app.function("conformance.flood.sync")
+def flood_sync() -> None:
+    for _ in range(40_000):
+        print("x" * 999)
+
+
+@app.function("conformance.hog")
+async def hog() -> int:
+    return hog_sync()
+
+
+@app.function("conformance.hog.sync")
+def hog_sync() -> int:
+    return len(b"x" * (600 << 20))
+
+
+@app.function("conformance.wait")
+async def wait(refuse: bool, folder: str) -> None:
+    with _noted(folder):
+        while True:
+            try:
+                await asyncio.sleep(300)
+            except asyncio.CancelledError:
+                if not refuse:
+                    raise
+
+
+@app.function("conformance.wait.sync")
+def wait_sync(refuse: bool, folder: str) -> None:
+    with _noted(folder):
+        while True:
+            try:
+                while True:
+                    time.sleep(0.01)
+            except BaseException:
+                if not refuse:
+                    raise

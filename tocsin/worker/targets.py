@@ -3,6 +3,7 @@ server can speak to it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +35,9 @@ class HttpTarget(Struct, tag_field="kind", tag="http"):
     headers: dict[str, str] = {}
     body: Any = None
     expect_status: list[str] = field(default_factory=lambda: ["2xx"])
+    redirects: int = 0
+    sign_with: str | None = None
+    callback: bool = False
 
 
 class ContainerTarget(Struct, tag_field="kind", tag="container"):
@@ -66,6 +70,11 @@ class Resources(Struct, frozen=True):
     disk_mb: int = 0
     gpus: int = 0
 
+    def enforced(self, how: Mapping[str, str] | None = None) -> dict[str, str | bool]:
+        """For `usage["enforced"]`: how each limit that was asked for is held; False: not at all."""
+        asked = (name for name in self.__struct_fields__ if getattr(self, name))
+        return {name: how.get(name, False) if how else False for name in asked}
+
 
 NO_RESOURCES = Resources()
 
@@ -97,7 +106,10 @@ def read_spec(raw: msgspec.Raw | None) -> Spec | str:
     data = bytes(raw)
     codec: Any = msgspec.json if data[:1] == b"{" else msgspec.msgpack
     try:
-        return codec.decode(data, type=Spec)  # type: ignore[no-any-return]
+        spec: Spec = codec.decode(data, type=Spec)
+        if spec.resources == NO_RESOURCES:
+            spec.resources = NO_RESOURCES  # so that an `is` tells
+        return spec
     except msgspec.MsgspecError as exc:
         why = str(exc)
     try:

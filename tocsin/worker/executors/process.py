@@ -20,7 +20,7 @@ from tocsin.worker import proctree
 from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, kill_tree
 from tocsin.worker.lines import LineSplitter, OutputLimit
 from tocsin.worker.proctree import Family, Tree
-from tocsin.worker.targets import ProcessTarget
+from tocsin.worker.targets import NO_RESOURCES, ProcessTarget
 
 log = get_logger("worker")
 
@@ -193,6 +193,8 @@ class _Process:
         """How the attempt ended."""
         end = self._outcome()
         end.usage = self._usage
+        if self._attempt.resources is not NO_RESOURCES:
+            end.usage["enforced"] = self._attempt.resources.enforced()
         return end
 
     def _outcome(self) -> Finished:

@@ -25,6 +25,7 @@ from tocsin.worker.channel import Channel
 from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, kill_tree
 from tocsin.worker.frames import ENDED, NOT_STARTED, Call, CallTarget, Done, Orders, Replies, Table
 from tocsin.worker.proctree import Family, Tree
+from tocsin.worker.targets import NO_RESOURCES
 
 log = get_logger("runner")
 
@@ -291,6 +292,8 @@ class _Runner:
         )
         if done.cpu_ns >= _WORTH_TELLING:
             end.usage = {"cpu_ms": done.cpu_ns // 1_000_000}
+        if attempt.resources is not NO_RESOURCES:  # nothing holds one function of a process to a limit
+            end.usage = (end.usage or {}) | {"enforced": attempt.resources.enforced()}
         return attempt, end
 
     def _on_exit(self) -> None:
