@@ -1,0 +1,138 @@
+"""Masks: a value is found however it is written and wherever it is cut, and nothing else is touched."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tocsin.wire import Finished, LogLine, RunError
+from tocsin.worker.lines import LineSplitter
+from tocsin.worker.masks import BLOT, Mask
+
+SECRET = 'cänary+7/?x "q\\z'
+PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\r\nEFAASCBKcwggSjAgEAAoIBAQ\n-----END KEY-----\n"
+WRITTEN: dict[str, Callable[[str], str]] = {
+    "raw": str,
+    "url": lambda s: quote(s, safe=""),
+    "url, slashes": quote,
+    "form": quote_plus,
+    "url, lower": lambda s: re.sub("%..", lambda m: m[0].lower(), quote(s, safe="")),
+    "json": lambda s: json.dumps(s)[1:-1],
+    "json, utf-8": lambda s: json.dumps(s, ensure_ascii=False)[1:-1],
+    **{f"base64 behind {n}": lambda s, n=n: base64.b64encode(b"x" * n + s.encode() + b"yz").decode() for n in range(4)},
+    "url-safe base64": lambda s: base64.urlsafe_b64encode(s.encode()).decode(),
+}
+
+
+def shown(mask: Mask, *batches: list[str], stream: str = "stdout") -> list[str]:
+    out: list[str] = []
+    for batch in batches:
+        lines: list[LogLine] = [(0.0, stream, "info", text) for text in batch]
+        out += [line[3] for line in mask.output(lines)]
+    return out
+
+
+def leaks(texts: list[str], value: str, most: int = 4) -> bool:
+    """Whether `most` characters of the value in a row are to be seen, however the lines are cut."""
+    seen = "".join(texts)
+    plain = value.replace("\n", "").replace("\r", "")
+    return any(plain[i : i + most] in seen for i in range(len(plain) - most + 1))
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+@pytest.mark.parametrize("value", [SECRET, "hunter22", "abcd", "pässwörd"])
+def test_every_way_of_writing_is_found(how: str, value: str) -> None:
+    written = WRITTEN[how](value)
+    [line] = shown(Mask([value]), [f"before {written} after"])
+    assert BLOT in line and line.startswith("before ") and line.endswith(" after")
+    if "base64" not in how:
+        assert line == f"before {BLOT} after"
+    assert len(line) <= len(f"before {BLOT} after") + 12, "what base64 shares with its neighbours is all that is left"
+
+
+@given(st.data())
+def test_wherever_it_is_cut(data: st.DataObject) -> None:
+    """Into lines and into batches of lines, at any places."""
+    value = data.draw(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40))
+    text = f"one two {value} three {value}"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    batches: list[list[str]] = [[]]
+    for piece in pieces:
+        if data.draw(st.booleans()):
+            batches.append([])
+        batches[-1].append(piece)
+    seen = shown(Mask([value]), *batches)
+    assert len(seen) == len(pieces)
+    # A value whose beginning alone was there may show less than would have been told from its first characters.
+    rest = "".join(seen).replace(BLOT, "\0")
+    for i in range(len(value) - 7):
+        assert value[i : i + 8] not in rest
+
+
+@given(st.lists(st.text(st.sampled_from("abc \n"), max_size=20), max_size=8))
+def test_without_a_value_nothing_changes(lines: list[str]) -> None:
+    assert shown(Mask(["xyzw" * 4]), lines) == lines
+
+
+def test_streams_are_looked_through_each_by_itself() -> None:
+    mask = Mask(["opensesame"])
+    first: list[LogLine] = [
+        (1.0, "stdout", "info", "it is open"),
+        (2.0, "stderr", "error", "another"),
+        (3.0, "stdout", "info", "sesame!"),
+    ]
+    assert mask.output(first) == [
+        (1.0, "stdout", "info", f"it is {BLOT}"),
+        (2.0, "stderr", "error", "another"),
+        (3.0, "stdout", "info", f"{BLOT}!"),
+    ]
+
+
+def test_a_key_of_several_lines_in_any_form() -> None:
+    splitter = LineSplitter()
+    lines = splitter.feed(f"the key:\n{PEM}and on\n".encode()) + splitter.end()
+    assert shown(Mask([PEM]), lines) == ["the key:", BLOT, BLOT, BLOT, BLOT, "and on"]
+    assert shown(Mask([PEM]), *[[line] for line in lines]) == ["the key:", BLOT, BLOT, BLOT, BLOT, "and on"]
+    assert not leaks(shown(Mask([PEM]), [repr(json.dumps({"key": PEM}))]), "QIBADANBgkqhk")
+    wrapped = textwrap.wrap(base64.encodebytes(PEM.encode() * 2).decode().replace("\n", ""), 76)
+    assert not leaks(shown(Mask([PEM]), *[[line] for line in wrapped]), base64.b64encode(PEM.encode()).decode(), 12)
+    assert shown(Mask([PEM]), ["only EFAASCBKcwggSjAgEAAoIBAQ here"]) == [f"only {BLOT} here"]
+
+
+def test_a_line_too_long_is_masked_across_its_pieces() -> None:
+    value = "a-secret-of-some-length"
+    for shift in range(len(value) + 1):
+        splitter = LineSplitter()
+        data = b"x" * (16 * 1024 - shift) + value.encode() + b"y" * 100 + b"\n"
+        assert not leaks(shown(Mask([value]), splitter.feed(data)), value)
+
+
+def test_ends_are_masked_too() -> None:
+    mask = Mask([SECRET])
+    packed = msgspec.Raw(msgspec.msgpack.encode({"rows": 3, SECRET: [f"<{SECRET}>", None, 1.5]}))
+    end = Finished(
+        run_id="r",
+        attempt=1,
+        fence=1,
+        outcome="failed",
+        error=RunError(class_="E", message=f"no\n{SECRET}"),
+        result=packed,
+    )
+    mask.end(end)
+    assert end.error == RunError(class_="E", message=f"no\n{BLOT}")
+    assert end.result == {"rows": 3, BLOT: [f"<{BLOT}>", None, 1.5]}
+
+
+def test_overlapping_values_leave_nothing_of_either() -> None:
+    assert shown(Mask(["abcdef", "defghi"]), ["<abcdefghi>"]) == [f"<{BLOT}>"]
+    assert shown(Mask(["aaaa"]), ["<aaaaaa>"]) == [f"<{BLOT}>"]
