@@ -71,6 +71,11 @@ class Settings:
     database_connections: int = _doc(
         "Connections per server for calls and loops, in each of two roles; workers have six of their own.", 8
     )
+    kubernetes: str = _doc(
+        "Cluster for a worker's Kubernetes Jobs: a kubeconfig file, or `in-cluster`; empty: it runs none.", ""
+    )
+    kubernetes_namespaces: str = _doc("Namespaces that jobs may use, by commas; the first is the default.", "default")
+    kubernetes_service_accounts: str = _doc("Service accounts that jobs may name, by commas.", "")
     log_level: str = _doc("debug, info, warning or error.", "info")
     log_json: bool = _doc("Log lines as JSON instead of for people.", False)
     failpoints: str = _doc("Faults to inject, for tests only; see tocsin/failpoints.py.", "")

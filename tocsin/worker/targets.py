@@ -47,6 +47,7 @@ class ContainerTarget(Struct, tag_field="kind", tag="container"):
     command: list[str] = []
     env: dict[str, str] = {}
     network: str = "none"
+    pull: str = "missing"
 
 
 class KubernetesTarget(Struct, tag_field="kind", tag="kubernetes"):
@@ -57,6 +58,7 @@ class KubernetesTarget(Struct, tag_field="kind", tag="kubernetes"):
     env: dict[str, str] = {}
     namespace: str | None = None
     service_account: str | None = None
+    pull: str = "missing"
 
 
 Target = ProcessTarget | PythonTarget | HttpTarget | ContainerTarget | KubernetesTarget

@@ -11,10 +11,11 @@ import pytest_asyncio
 from ..conftest import started
 from ..gateway import Gateway
 from .harness import Deed, Harness
+from .kubernetes import KubernetesHarness
 from .process import ProcessHarness
 from .python import PythonHarness, PythonThreadHarness
 
-HARNESSES: list[type[Harness]] = [ProcessHarness, PythonHarness, PythonThreadHarness]
+HARNESSES: list[type[Harness]] = [ProcessHarness, PythonHarness, PythonThreadHarness, KubernetesHarness]
 
 
 class Site(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tocsin.errors import SetupError
 from tocsin.settings import Settings
 from tocsin.worker.executors import Executor
 from tocsin.worker.proctree import Family
@@ -44,4 +45,22 @@ def _python(place: Place) -> Executor | None:
     return PythonExecutor(place.module, place.slots, place.url, place.family)
 
 
-_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python)
+def _kubernetes(place: Place) -> Executor | None:
+    settings = place.settings
+    if not settings.kubernetes:
+        return None
+    try:
+        from tocsin.worker.executors.kubernetes import KubernetesExecutor
+    except ImportError as exc:
+        raise SetupError(f"for Kubernetes install tocsin[kubernetes] ({exc})") from exc
+    namespaces, accounts = _names(settings.kubernetes_namespaces), _names(settings.kubernetes_service_accounts)
+    if not namespaces:
+        raise SetupError("kubernetes_namespaces must name at least one")
+    return KubernetesExecutor(settings.kubernetes, namespaces, accounts, place.url)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python, _kubernetes)
