@@ -221,9 +221,14 @@ def i5_starts_are_fenced(e: Evidence) -> Found:
 
 
 def _late_starts(e: Evidence) -> Found:
-    """A worker begins nothing once its lease is over, so an attempt never starts after one that took its place."""
+    """A worker begins nothing once its lease is over, so an attempt never starts after one that took its place. What
+    was begun before may be frozen with its worker until then, and note its start when both wake."""
+
+    def begun(line: dict[str, Any]) -> int:
+        return line.get("born_ns", line["boottime_ns"])  # type: ignore[no-any-return]
+
     newest: dict[str, dict[str, Any]] = {}
-    for line in sorted((x for x in e.lines if x["phase"] == "start"), key=lambda x: x["boottime_ns"]):
+    for line in sorted((x for x in e.lines if x["phase"] == "start"), key=begun):
         known = newest.setdefault(line["run_id"], line)
         if line["attempt"] < known["attempt"]:
             yield line["run_id"], f"attempt {line['attempt']} started after attempt {known['attempt']} had"

@@ -51,11 +51,11 @@ class Attempt:
         self.attempt = attempt
         self._said: list[str] = []
 
-    def note(self, phase: str, ok: bool = True) -> None:
+    def note(self, phase: str, ok: bool = True, **more: Any) -> None:
         boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         line = self._who | {"phase": phase, "ok": ok, "boottime_ns": boottime, "wall_us": wall_us()}
         wrote = {"wrote": digest(self._said)} if self._said and phase == "end" else {}
-        self._file.write(line | {"pid": os.getpid()} | wrote)
+        self._file.write(line | {"pid": os.getpid()} | wrote | more)
 
     def say(self, count: int) -> None:
         """Write so many lines that no other attempt writes."""
@@ -96,7 +96,7 @@ def main() -> int:
         int(env["TOCSIN_FENCE"]),
         options["key"],
     )
-    attempt.note("start")
+    attempt.note("start", born_ns=_born_ns())
     attempt.say(options["lines"] // 2)
     time.sleep(attempt.length(options["seconds"], options["first_seconds"]))
     attempt.say(options["lines"] - options["lines"] // 2)
@@ -106,6 +106,13 @@ def main() -> int:
         print(e, file=sys.stderr)
         return 1
     return 0
+
+
+def _born_ns() -> int:
+    """When this process came into being, on the clock of the notes; it may have been frozen since."""
+    with open("/proc/self/stat") as stat:
+        ticks = int(stat.read().rpartition(")")[2].split()[19])
+    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def _make_app() -> Any:

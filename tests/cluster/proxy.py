@@ -204,7 +204,7 @@ class _Pipe:
     def __init__(self, pair: _Pair, direction: str) -> None:
         self._pair, self._direction = pair, direction
         self._pieces: deque[tuple[float, bytes | None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
         self.target: asyncio.Transport | None = None
 
     def put(self, piece: bytes | None) -> None:
@@ -220,8 +220,9 @@ class _Pipe:
         while self._pieces:
             due, piece = self._pieces[0]
             if due > loop.time():
-                if self._timer is None or self._timer.cancelled() or self._timer.when() <= loop.time():
-                    self._timer = loop.call_at(due, self.pump)
+                if not loop.time() < self._wakes_at <= due:
+                    self._wakes_at = due
+                    loop.call_at(due, self.pump)
                 return
             self._pieces.popleft()
             if self.target.is_closing():

@@ -64,7 +64,9 @@ def figures(outcome: Outcome) -> Figures:
         "replies_cut": outcome.counted["replies cut"],
         "recovery_after_worker_kill_seconds": alone,
         "recovery_among_other_faults_seconds": spread([r.seconds for r in recovered if not r.alone]),
-        "slowest_recoveries": [r._asdict() for r in sorted(recovered, key=lambda r: -r.seconds)[:10]],
+        "slowest_recoveries": [
+            r._asdict() for wanted in (True, False) for r in slowest(r for r in recovered if r.alone is wanted)
+        ],
         "first_start_after_database_restart_seconds": spread(back),
         "bars": [
             _bar("runs a second", per_second, LEAST_PER_SECOND, at_least=True),
@@ -100,7 +102,9 @@ class Recovery(NamedTuple):
     """A run that a killed worker had in hand."""
 
     run_id: str
+    job_id: str
     seconds: float  # from the kill to its next start
+    noticed: float  # … to the end of the lost attempt
     alone: bool  # nothing else was wrong
     meanwhile: list[str]
 
@@ -108,6 +112,7 @@ class Recovery(NamedTuple):
 def recoveries(e: Evidence, faults: Sequence[Fault]) -> list[Recovery]:
     """As the API tells the attempts: which were lost with a killed worker, and when the next one started."""
     killed = {f.note["worker_id"]: f for f in faults if f.note.get("worker_id")}
+    jobs = {run["id"]: run["job_id"] for run in e.runs}
     out = []
     for run_id, attempts in e.attempts.items():
         for lost_one, following in pairwise(sorted(attempts, key=lambda a: a["attempt"])):
@@ -117,8 +122,15 @@ def recoveries(e: Evidence, faults: Sequence[Fault]) -> list[Recovery]:
                 others = [
                     f"{f.kind} ({f.subject})" for f in faults if f is not kill and f.began < at and f.ended > kill.began
                 ]
-                out.append(Recovery(run_id, round(at - kill.began, 2), kill.note["alone"], others))
+                noticed = instant(lost_one["finished_at"]).timestamp()
+                times = (round(since - kill.began, 2) for since in (at, noticed))
+                out.append(Recovery(run_id, jobs.get(run_id, ""), *times, kill.note["alone"], others))
     return out
+
+
+def slowest(recovered: Iterable[Recovery], most: int = 10) -> list[Recovery]:
+    """Where to look first."""
+    return sorted(recovered, key=lambda r: -r.seconds)[:most]
 
 
 def first_starts(e: Evidence, faults: Iterable[Fault]) -> list[float]:

@@ -330,6 +330,16 @@ def test_a_lost_attempt_that_wakes_to_note_its_end_holds_no_place() -> None:
     assert check(evidence) == []
 
 
+def test_what_was_begun_in_time_may_note_its_start_when_it_wakes() -> None:
+    evidence = truth()
+    start = line(evidence, "m2", 1, "start")
+    born = start["boottime_ns"]
+    start.update(boottime_ns=us(T0 + 14 * SECOND) * 1000)
+    assert [b.invariant for b in check(evidence)] == ["I5"]
+    start.update(born_ns=born)
+    assert check(evidence) == []
+
+
 @pytest.mark.parametrize(
     ("schedule", "count"),
     [

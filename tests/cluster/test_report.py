@@ -29,7 +29,7 @@ def kill(alone: bool, at: float = 13.0) -> Fault:
 
 def told(evidence: Any) -> Any:
     """m2 lost its second attempt with worker w1, and started its third five seconds after the kill."""
-    evidence.attempts["m2"][1] |= {"worker": "w1"}
+    evidence.attempts["m2"][1] |= {"worker": "w1", "finished_at": iso(T0 + 17 * SECOND)}
     evidence.attempts["m2"][2] |= {"worker": "w2", "started_at": iso(T0 + 18 * SECOND)}
     return evidence
 
@@ -37,7 +37,7 @@ def told(evidence: Any) -> Any:
 def test_a_recovery_goes_from_the_kill_to_the_next_start() -> None:
     other = Fault("clock step of a node", "server-1", BEGAN + 14, BEGAN + 15)
     (found,) = report.recoveries(told(truth()), [kill(alone=False), other, Fault("early", "x", BEGAN, BEGAN + 1)])
-    assert (found.run_id, found.seconds, found.alone) == ("m2", 5.0, False)
+    assert (found.run_id, found.seconds, found.noticed, found.alone) == ("m2", 5.0, 4.0, False)
     assert found.meanwhile == ["clock step of a node (server-1)"]
 
 
