@@ -8,11 +8,15 @@ HTTP and no worker, so that what is compared is the claim alone. 30 % of the run
 from __future__ import annotations
 
 import asyncio
-import time
+import functools
+import itertools
+import sys
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.floor import race
 from bench.stand import Rated, Stand, say
 from tocsin.flow import claim
 from tocsin.flow.claim import THE_BEGINNING, Share
@@ -24,6 +28,7 @@ BATCH = 500
 LIMITED = 0.3
 _TARGET = {"kind": "python", "function": "bench.noop"}
 _WIDE = 1_000_000
+Place = tuple[int, int]  # a lane, and a tenant in it
 _LIMITS: tuple[dict[str, Any], ...] = (
     {"max_concurrency": _WIDE},
     {"concurrency_key": {"key": "shared", "max": _WIDE}},
@@ -37,25 +42,29 @@ update runs set state = 'ready', attempt = 0, worker_id = null, claim_id = null,
 
 @dataclass(frozen=True)
 class Claims(Rated):
-    """One round: so many runs of so many tenants, claimed by so many statements."""
+    """One round: so many runs of many tenants, claimed by so many clients side by side."""
 
     limited: float
+    clients: int
     runs: int
-    claims: int
     seconds: float
     postgres_us: float
     foreign_cores: float
 
 
-def measure(stand: Stand, *, runs: int = 50_000, repeat: int = 3) -> list[Claims]:
-    """Rounds without limits and with, in turn; each claims the same runs again."""
+def measure(
+    stand: Stand, *, runs: int = 50_000, repeat: int = 3, clients: tuple[int, ...] = (1, 2)
+) -> dict[tuple[float, int], list[Claims]]:
+    """Rounds without limits and with, by one client and by two, as the floor has them, in turn; each claims the same
+    runs again."""
     say(f"{TENANTS} tenants, {runs:,} runs …")
     _enqueue(stand, runs)
-    found = []
+    found: dict[tuple[float, int], list[Claims]] = {}
     for number in range(1, repeat + 1):
-        for share in (0.0, LIMITED):
-            found.append(asyncio.run(_round(stand, runs, share)))
-            say(f"claim {number}/{repeat}, {describe(found[-1])}")
+        for share, count in itertools.product((0.0, LIMITED), clients):
+            one = _round(stand, runs, share, count)
+            found.setdefault((share, count), []).append(one)
+            say(f"claim {number}/{repeat}, {describe(one)}")
     return found
 
 
@@ -63,7 +72,7 @@ def describe(one: Claims) -> str:
     """One line."""
     return (
         f"{one.limited:.0%} under limits: {one.per_second:,.0f} runs/s ({one.runs:,} in {one.seconds:.2f} s by "
-        f"{one.claims} claims), PostgreSQL {one.postgres_us:.0f} µs a run; others used {one.foreign_cores:.2f} cores"
+        f"{one.clients} clients), PostgreSQL {one.postgres_us:.0f} µs a run; others used {one.foreign_cores:.2f} cores"
     )
 
 
@@ -81,7 +90,8 @@ def _enqueue(stand: Stand, runs: int) -> None:
             api.post(f"/v1/jobs/{job}/runs/batch", {"runs": [{}] * count}, slug)
 
 
-async def _round(stand: Stand, runs: int, limited: float) -> Claims:
+async def _prepare(stand: Stand, limited: float) -> list[Place]:
+    """Everything is ready again, as if nothing had been claimed; where it stands."""
     await stand.query(_UNDO)
     # Without limits: the same runs, as if nobody had set any.
     await stand.query(
@@ -96,23 +106,31 @@ async def _round(stand: Stand, runs: int, limited: float) -> Claims:
     )
     # As fresh as the floor's own rows.
     await stand.query("vacuum (full, analyze) runs")
+    return [tuple(r) for r in await stand.query("select distinct lane_id, tenant_id from runs")]
+
+
+def _round(stand: Stand, runs: int, limited: float, clients: int) -> Claims:
+    places = asyncio.run(_prepare(stand, limited))
+    workers = [asyncio.run(_worker(stand)) for _ in range(clients)]
     stand.await_quiet()
+    claimed = runs - clients * BATCH
+    pace = race(stand, [functools.partial(_claimer, stand, places, worker) for worker in workers], claimed)
+    [left] = asyncio.run(stand.query("select count(*) filter (where state <> 'running') as left from runs"))
+    if left["left"]:
+        raise RuntimeError(f"{left['left']} runs were not claimed")
+    return Claims(limited, clients, claimed, claimed / pace.per_second, pace.postgres_us, pace.foreign_cores)
+
+
+async def _claimer(stand: Stand, places: list[Place], worker: str, ready: Callable[[], Any]) -> None:
+    """One dispatcher's claims, until nothing is left."""
     db = Database(stand.settings.database_url, size=2)
     await db.open()
     try:
-        worker = await _worker(stand)
-        places = [tuple(r) for r in await stand.query("select distinct lane_id, tenant_id from runs")]
         await _claim_all(db, places, worker, BATCH)  # the statements are prepared
-        begun, own, before = time.perf_counter(), time.process_time(), stand.cpu()
-        claimed, claims = await _claim_all(db, places, worker, runs)
-        seconds, used = time.perf_counter() - begun, stand.cpu().since(before)
-        foreign = max(0.0, used.foreign() - (time.process_time() - own)) / seconds
+        ready()
+        await _claim_all(db, places, worker, sys.maxsize)
     finally:
         await db.close()
-    [left] = await stand.query("select count(*) filter (where state <> 'running') as left from runs")
-    if left["left"]:
-        raise RuntimeError(f"{left['left']} runs were not claimed")
-    return Claims(limited, claimed, claims, seconds, used.trees["postgres"] * 1e6 / claimed, foreign)
 
 
 async def _worker(stand: Stand) -> str:
@@ -125,21 +143,22 @@ async def _worker(stand: Stand) -> str:
     return worker
 
 
-async def _claim_all(db: Database, places: list[tuple[Any, ...]], worker: str, most: int) -> tuple[int, int]:
-    """As the dispatcher does, until `most` are claimed or nothing is left; how many were, and by how many claims."""
+async def _claim_all(db: Database, places: list[Place], worker: str, most: int) -> None:
+    """As the dispatcher does, until `most` are claimed or nothing is left."""
     times, floors = VirtualTime(), dict.fromkeys(places, THE_BEGINNING)
     lane_of = {tenant: lane for lane, tenant in places}
-    total = claims = 0
+    total = 0
     while total < most:
         wanted = allot(min(BATCH, most - total), times.of(lane_of), {})
         shares = [Share(lane_of[t], t, n, floors[lane_of[t], t]) for t, n in wanted.items()]
         taken = await claim.take(db, shares, [worker] * sum(wanted.values()))
-        claims += 1
         if not taken.rows:
-            break
+            if all(floor == THE_BEGINNING for floor in floors.values()):
+                break
+            # Another one held what was passed over; a dispatcher looks again now and then, too.
+            floors = dict.fromkeys(places, THE_BEGINNING)
         total += len(taken.rows)
         for row in taken.rows:
             times.charge(row["tenant_id"], 1, 1)
             place = row["lane_id"], row["tenant_id"]
             floors[place] = max(floors[place], row["order_key"])
-    return total, claims

@@ -6,12 +6,13 @@ The measure of the peers' harness: no scheduler, no HTTP, no fairness; only the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import multiprocessing
 import resource
 import statistics
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -124,6 +125,7 @@ def _round(stand: Stand, url: str, rows: int, clients: int) -> dict[str, Pace]:
 # ── what a client does ───────────────────────────────────────────────────────────────────────────────────────────
 
 Client = Callable[[Any, Task], Awaitable[None]]
+Entrant = Callable[[Callable[[], Any]], Coroutine[Any, Any, None]]  # is given what to call when it is ready
 
 
 async def _copy(connection: Any, task: Task) -> None:
@@ -167,10 +169,14 @@ def _batches(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
 
 
 def _timed(stand: Stand, work: Client, tasks: list[Task], total: int) -> Pace:
-    """From the moment all clients are connected until the last is done."""
+    return race(stand, [functools.partial(_connected, work, task) for task in tasks], total)
+
+
+def race(stand: Stand, entrants: Sequence[Entrant], total: int) -> Pace:
+    """So many rows by as many processes: from the moment all are ready until the last is done."""
     context = multiprocessing.get_context("fork")
-    gate = context.Barrier(len(tasks) + 1)
-    clients = [context.Process(target=_client, args=(work, task, gate), daemon=True) for task in tasks]
+    gate = context.Barrier(len(entrants) + 1)
+    clients = [context.Process(target=_client, args=(entrant, gate), daemon=True) for entrant in entrants]
     for client in clients:
         client.start()
     gate.wait(_WAIT_SECONDS)
@@ -180,7 +186,7 @@ def _timed(stand: Stand, work: Client, tasks: list[Task], total: int) -> Pace:
     seconds, own = time.perf_counter() - begun, _waited_for() - own
     used = stand.cpu().since(before)
     if any(client.exitcode != 0 for client in clients):
-        raise RuntimeError("a client of the floor failed")
+        raise RuntimeError("a client failed")
     return Pace(total / seconds, used.trees["postgres"] * 1e6 / total, max(0.0, used.foreign() - own) / seconds)
 
 
@@ -190,13 +196,13 @@ def _waited_for() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def _client(work: Client, task: Task, gate: Any) -> None:
-    asyncio.run(_connected(work, task, gate))
+def _client(entrant: Entrant, gate: Any) -> None:
+    asyncio.run(entrant(lambda: gate.wait(_WAIT_SECONDS)))
 
 
-async def _connected(work: Client, task: Task, gate: Any) -> None:
+async def _connected(work: Client, task: Task, ready: Callable[[], Any]) -> None:
     connection = await _connect(task.url)
-    gate.wait(_WAIT_SECONDS)
+    ready()
     await work(connection, task)
     await connection.close()
 
