@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tocsin import errors
     from tocsin.client.aio import AsyncClient
-    from tocsin.client.app import App, Context, GiveUp
+    from tocsin.client.app import App
+    from tocsin.client.context import Context
+    from tocsin.client.failures import GiveUp, Retry
     from tocsin.client.sync import Client
 
 __version__ = "0.1.0"
-__all__ = ["App", "AsyncClient", "Client", "Context", "GiveUp", "__version__", "errors"]
+__all__ = ["App", "AsyncClient", "Client", "Context", "GiveUp", "Retry", "__version__", "errors"]
 
 _HOMES = {
     "App": "tocsin.client.app",
-    "Context": "tocsin.client.app",
-    "GiveUp": "tocsin.client.app",
+    "Context": "tocsin.client.context",
+    "GiveUp": "tocsin.client.failures",
+    "Retry": "tocsin.client.failures",
     "Client": "tocsin.client.sync",
     "AsyncClient": "tocsin.client.aio",
 }

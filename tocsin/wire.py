@@ -321,6 +321,7 @@ class ClaimAnswer(Struct, kw_only=True):
 
 class Finished(Struct, kw_only=True, omit_defaults=True):
     """One ended attempt. Of a failure: `retry_after`, in how many seconds what ran wants to be tried again, as long as
+    checkpoint: Any = None
     it may be; `give_up`: that trying again is useless; `not_before`, for how many seconds at least what was called is
     to be left alone."""
 
@@ -375,3 +376,22 @@ class LogChunk(Struct, kw_only=True):
 
 class LogShipment(Struct, kw_only=True):
     chunks: list[LogChunk]
+class RunNote(Struct, kw_only=True, omit_defaults=True):
+    """What a run says of itself while it runs: how far it is, from 0 to 1, and a state for its next attempt to find."""
+
+    run_id: str
+    fence: int
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+    checkpoint: Any = UNSET
+
+
+class Notes(Struct, kw_only=True):
+    notes: Annotated[list[RunNote], Meta(max_length=1000)]
+
+
+class NotesAnswer(Struct, kw_only=True):
+    """Those that the server has now; the others' runs are not the worker's any more."""
+
+    kept: list[RunKey]
+
+

@@ -12,7 +12,7 @@ import pytest
 import tocsin
 import tocsin.client
 
-PUBLIC = ["App", "AsyncClient", "Client", "Context", "GiveUp", "__version__", "errors"]
+PUBLIC = ["App", "AsyncClient", "Client", "Context", "GiveUp", "Retry", "__version__", "errors"]
 
 
 def test_the_public_names() -> None:

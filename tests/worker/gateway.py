@@ -40,6 +40,11 @@ class Gateway:
         self.log_faults: list[tuple[int, dict[str, Any]]] = []
         self.refuse: tuple[int, dict[str, Any]] | None = None
         self.unknown: set[str] = set()
+        self.notes: dict[str, list[wire.RunNote]] = {}
+        self.note_faults: list[tuple[int, dict[str, Any]]] = []
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.puts: list[str] = []
+        self.refuse_job: tuple[int, dict[str, Any]] | None = None
         self.claims_open = 0
         self.claims: list[wire.Claim] = []
         self.cut_claim = False  # lose the answer that has the next run
@@ -56,6 +61,9 @@ class Gateway:
         app.router.add_post("/v1/worker/{id}/claim", self._claim)
         app.router.add_post("/v1/worker/{id}/report", self._report)
         app.router.add_post("/v1/worker/{id}/logs", self._logs)
+        app.router.add_post("/v1/worker/{id}/notes", self._notes)
+        app.router.add_put("/v1/jobs/by-name/{name}", self._put_job)
+        app.router.add_get("/v1/jobs", self._list_jobs)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -77,6 +85,7 @@ class Gateway:
         timeout: float = 30.0,
         args: Any = None,
         in_seconds: float = -0.001,
+        checkpoint: Any = None,
         resources: dict[str, float] | None = None,
     ) -> wire.ClaimedRun:
         n = next(self._numbers)
@@ -93,6 +102,7 @@ class Gateway:
             spec_ref=f"job-{n}:1",
             args=args,
             token=f"token-{n}",
+            checkpoint=checkpoint,
         )
         self.queue.put_nowait((run, {"target": target, "resources": resources or {}, "unknown_field": 1}))
         return run
@@ -244,6 +254,36 @@ class Gateway:
             lines.extend(chunk.lines[len(lines) - chunk.offset :])
         await self._tell()
         return web.json_response({})
+
+    async def _notes(self, request: web.Request) -> web.Response:
+        body = msgspec.msgpack.decode(await request.read(), type=wire.Notes)
+        if (gone := await self._gone(request)) is not None:
+            return gone
+        if self.note_faults:
+            status, problem = self.note_faults.pop(0)
+            return _problem(status, problem)
+        kept = [note for note in body.notes if note.run_id not in self.superseded]
+        for note in kept:
+            self.notes.setdefault(note.run_id, []).append(note)
+        await self._tell()
+        return _answer(wire.NotesAnswer(kept=[(note.run_id, note.fence) for note in kept]))
+
+    async def _put_job(self, request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer editor-key"
+        if self.refuse_job is not None:
+            return _problem(*self.refuse_job)
+        name, body = request.match_info["name"], await request.json()
+        self.puts.append(name)
+        before = self.jobs.get(name)
+        version = 1 if before is None else before["version"] + (before["body"] != body)
+        self.jobs[name] = {"name": name, "version": version, "schedule": body["schedule"], "body": body}
+        await self._tell()
+        return web.json_response(self.jobs[name])
+
+    async def _list_jobs(self, request: web.Request) -> web.Response:
+        key, _, value = request.query["tag"].partition(":")
+        found = [job for job in self.jobs.values() if job["body"].get("tags", {}).get(key) == value]
+        return web.json_response({"items": found if request.query["state"] == "active" else [], "next_cursor": None})
 
 
 def _answer(value: Any) -> web.Response:

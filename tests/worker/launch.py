@@ -6,6 +6,7 @@ import json
 import sys
 
 from tocsin.settings import Settings
+from tocsin.client.credentials import Credentials
 from tocsin.worker import executors
 
 given = json.loads(sys.argv[1])
@@ -28,4 +29,5 @@ sys.exit(
         labels={"region": "here"},
         settings=Settings(drain_seconds=given.get("drain_grace", 10.0), **given.get("settings", {})),
     )
+        editor=Credentials(given["url"], given["editor"]) if "editor" in given else None,
 )

@@ -24,7 +24,7 @@ async def test_arguments(shared: Gateway, name: str) -> None:
     assert (await shared.end_of(target)).result == 3
     assert (await shared.end_of(own)).result == 11  # the run's own args win
     end = await shared.end_of(shared.python(name, 1, 2, 3))
-    assert end.outcome == "failed" and end.error is not None and end.error.class_ == "TypeError"
+    assert end.outcome == "failed" and end.error is not None and end.error.class_ == "arguments"
 
 
 async def test_what_a_function_used_is_told_where_it_can_be(shared: Gateway) -> None:

@@ -95,6 +95,7 @@ def worker(
         name=name or _default_name(),
         labels=labels,
         resources=machine.resources() | {key: amount for key, amount in told.items() if amount is not None},
+        editor=credentials.find_editor(),
         settings=settings,
     )
     raise typer.Exit(code)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from tocsin.client import credentials
+from tocsin.client import calls, credentials
 from tocsin.client.core import (
     Answer,
     ApiError,
@@ -26,7 +27,10 @@ from tocsin.client.core import (
 )
 from tocsin.client.facade import Calls
 from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, trust, unreachable
-from tocsin.client.stream import SILENCE_SECONDS, Event, Stream
+from tocsin.client.stream import LOOK_AGAIN, SILENCE_SECONDS, Event, Stream, id_of, is_over, may_end
+
+if TYPE_CHECKING:
+    from tocsin.client.job import Run
 
 
 class AsyncClient(Calls):
@@ -70,7 +74,7 @@ class AsyncClient(Calls):
                 yield item
             following = next_page(following, page)
 
-    async def follow(self, call: Call[Document]) -> AsyncIterator[Event]:
+    async def follow(self, call: Call[Document]) -> AsyncGenerator[Event, None]:
         """The events of a stream, taken up again wherever it breaks."""
         stream = Stream(call, self._retries)
         while True:
@@ -95,6 +99,24 @@ class AsyncClient(Calls):
             except httpx.RequestError as error:
                 problem = unreachable(self.url, error)
             stream.broke(problem)
+
+    async def wait(self, run: str | Mapping[str, Any] | Run[Any], timeout: float | None = None) -> Document:
+        """The run (or the one of this id) when it has ended, however; `TimeoutError` after `timeout` seconds."""
+        run_id = id_of(run)
+        async with asyncio.timeout(timeout):
+            found = await self.get_run(run_id)
+            if is_over(found):
+                return found
+            try:
+                async with aclosing(self.follow(calls.events(type="run", job=found["job_id"]))) as events:
+                    async for event in events:
+                        if may_end(event, run_id) and is_over(found := await self.get_run(run_id)):
+                            return found
+            except ApiError:  # too many listen
+                while not is_over(found):
+                    await asyncio.sleep(LOOK_AGAIN)
+                    found = await self.get_run(run_id)
+        return found
 
     async def _deliver(self, request: Request) -> Answer | Unreachable:
         await asyncio.sleep(request.pause)

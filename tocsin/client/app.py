@@ -1,47 +1,105 @@
-"""`App`: the functions a worker offers. Standard library only, so that importing it costs a job's module nothing.
+"""`App`: functions as jobs, and the functions a worker offers. Standard library only, so that importing it costs a
+job's module nothing.
 
-from tocsin import App
+    from tocsin import App
 
-app = App()
+    app = App("reports")
 
-@app.function("reports.daily")
-async def daily(ctx, day: str) -> dict:
-    ctx.log.info("writing the report of %s", day)
-    return {"pages": 3}
+    @app.job(cron="0 9 * * MON-FRI", timezone="America/New_York", retries=5, timeout="10m")
+    async def daily(ctx, region: str = "us"):
+        ctx.log.info("rendering", region=region)
+        return {"rows": 42}
+
+    await daily.submit(region="eu")
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any, TypeVar, overload
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from tocsin.client import declared
+from tocsin.client.context import Context
+from tocsin.client.declared import JobOptions
+from tocsin.client.failures import GiveUp, Retry
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tocsin.client.arguments import Arguments
+    from tocsin.client.job import Backend, Job
+    from tocsin.client.testing import Testing
+
+__all__ = ["App", "Context", "Function", "GiveUp", "Retry"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class GiveUp(Exception):
-    """Raise it in a function to say that trying again is useless: the run is not retried."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
 
 
 class Function:
     """A registered function and what the worker must know to call it."""
 
-    __slots__ = ("call", "is_async", "name", "wants_context")
-
-    def __init__(self, name: str, call: Callable[..., Any]) -> None:
+    def __init__(self, name: str, call: Callable[..., Any], isolated: bool = False) -> None:
+        if not _NAME.fullmatch(name) or len(name) > 128:
+            raise ValueError(f"{name!r} is no name of a function: parts of letters, digits and _, joined by dots")
         self.name = name
         self.call = call
+        self.isolated = isolated
         self.is_async = inspect.iscoroutinefunction(call)
-        self.wants_context = next(iter(inspect.signature(call).parameters), None) == "ctx"
+        self.signature = inspect.signature(call)
+        self.wants_context = _wants_context(self.signature)
+
+    @functools.cached_property
+    def arguments(self) -> Arguments:
+        """How its parameters are filled from a run's arguments."""
+        from tocsin.client.arguments import Arguments
+
+        return Arguments(self.call, self.wants_context)
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by name, as a run's are sent; raises `TypeError`, as the call would."""
+        context = (None,) if self.wants_context else ()
+        given: dict[str, Any] = {}
+        for name, value in list(self.signature.bind(*context, *args, **kwargs).arguments.items())[len(context) :]:
+            match self.signature.parameters[name].kind:
+                case inspect.Parameter.VAR_POSITIONAL:
+                    raise TypeError(f"{self.name}: arguments that have no name (*{name}) cannot be sent")
+                case inspect.Parameter.VAR_KEYWORD:
+                    given |= value
+                case _:
+                    given[name] = value
+        return given
+
+
+def _wants_context(signature: inspect.Signature) -> bool:
+    first = next(iter(signature.parameters.values()), None)
+    return first is not None and (first.name == "ctx" or first.annotation in (Context, "Context", "tocsin.Context"))
 
 
 class App:
-    """A registry of functions, served by `tocsin worker module:app`."""
+    """Functions as jobs, served by `tocsin worker module:app`.
 
-    def __init__(self) -> None:
+    `name` goes before each function's: `App("reports")` makes of `daily` the job `reports.daily`. `url`, `key` and
+    `tenant` are for submitting; without them they are found as `Client` finds them.
+    """
+
+    def __init__(
+        self, name: str = "", *, url: str | None = None, key: str | None = None, tenant: str | None = None
+    ) -> None:
+        if name and not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an app: parts of letters, digits and _, joined by dots")
+        self.name = name
         self.functions: dict[str, Function] = {}
+        self.jobs: dict[str, Job[..., Any]] = {}
+        self._connection = {"url": url, "key": key, "tenant": tenant}
+        self._backend: Backend | None = None
+
+    # ── functions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @overload
     def function(self, name: _Function, /) -> _Function: ...
@@ -50,92 +108,90 @@ class App:
     def function(self, name: str | None = None, /) -> Callable[[_Function], _Function]: ...
 
     def function(self, name: Any = None, /) -> Any:
-        """Register a function, sync or async, under `name` (its `__name__` if none is given).
+        """Register a function, sync or async, for jobs that are made elsewhere, under `name` (its `__name__` if none is
+        given).
 
         The function is called with the target's `args` and `kwargs` and the run's own args, which win. A first
         parameter named `ctx` receives the `Context`.
         """
         if callable(name):
-            return self._add(name.__name__, name)
-        return lambda call: self._add(name or call.__name__, call)
+            return self._add(Function(name.__name__, name)).call
+        return lambda call: self._add(Function(name or call.__name__, call)).call
 
-    def _add(self, name: str, call: _Function) -> _Function:
-        if name in self.functions:
-            raise ValueError(f"two functions are named {name!r}")
-        self.functions[name] = Function(name, call)
-        return call
+    def _add(self, function: Function) -> Function:
+        if function.name in self.functions:
+            raise ValueError(f"two functions are named {function.name!r}")
+        self.functions[function.name] = function
+        return function
 
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-class Context:
-    """What a function may know about the run it serves.
+    @overload
+    def job(self, call: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Job[P, R]: ...
+    @overload
+    def job(self, call: Callable[P, Coroutine[Any, Any, R]], /) -> Job[P, R]: ...
+    @overload
+    def job(self, call: Callable[Concatenate[Context, P], R], /) -> Job[P, R]: ...
+    @overload
+    def job(self, call: Callable[P, R], /) -> Job[P, R]: ...
+    @overload
+    def job(self, **options: Unpack[JobOptions]) -> Declare: ...
 
-    `run_id` is the same in every attempt; `fence` rises with each, so a store of your own can refuse a zombie's write.
-    """
+    def job(self, call: Callable[..., Any] | None = None, /, **given: Any) -> Any:  # type: ignore[misc]
+        """Make a function, sync or async, a job: `@app.job` or `@app.job(cron="0 9 * * *", retries=5, …)`.
 
-    __slots__ = (
-        "_emit",
-        "_log",
-        "args",
-        "attempt",
-        "fence",
-        "job_id",
-        "job_name",
-        "run_id",
-        "scheduled_for",
-        "token",
-        "url",
-    )
+        Without a schedule it runs when it is submitted. A worker that serves the app makes the job what is declared
+        here when it starts. A first parameter named `ctx` receives the `Context`.
+        """
+        options = declared.checked(given)
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        job_id: str,
-        scheduled_for: datetime,
-        job_name: str | None = None,
-        attempt: int = 1,
-        fence: int = 0,
-        args: Mapping[str, Any] | None = None,
-        token: str = "",
-        url: str = "",
-        emit: Callable[[str, str], None] | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.job_id = job_id
-        self.job_name = job_name
-        self.attempt = attempt
-        self.fence = fence
-        self.scheduled_for = scheduled_for
-        self.args: Mapping[str, Any] = args or {}
-        self.token = token
-        self.url = url
-        self._emit = emit
-        self._log: logging.Logger | None = None
+        def declare(call: Callable[..., Any]) -> Job[..., Any]:
+            from tocsin.client.job import Job
+
+            name = options.get("name") or ".".join(filter(None, (self.name, call.__name__)))
+            function = self._add(Function(name, call, options.get("isolation") == "process"))
+            job: Job[..., Any] = Job(self, function, declared.document(function, self.name, options))
+            self.jobs[name] = job
+            return job
+
+        return declare if call is None else declare(call)
+
+    def register(self) -> Any:
+        """Make the jobs on the server what is declared here, as a worker does when it starts; their documents.
+
+        In async code await it. The key must be an editor's.
+        """
+        return self.backend.register([job.document for job in self.jobs.values()])
 
     @property
-    def log(self) -> logging.Logger:
-        """A logger whose lines, with their levels, become the run's log."""
-        if self._log is None:
-            self._log = self._open_log()
-        return self._log
+    def backend(self) -> Backend:
+        """What `submit` speaks to: the server, or `testing()`."""
+        if self._backend is None:
+            from tocsin.client.job import Server
 
-    def _open_log(self) -> logging.Logger:
-        if self._emit is None:
-            return logging.getLogger("tocsin.run")
-        log = logging.Logger(f"tocsin.run.{self.run_id}", logging.DEBUG)
-        log.addHandler(_RunHandler(self._emit))
-        return log
+            self._backend = Server(**self._connection)
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: Backend | None) -> None:
+        self._backend = backend
+
+    def testing(self, now: datetime | str | None = None, *, seed: int = 0) -> Testing:
+        """A context in which the app's jobs run in this process, without a server, on a clock moved by hand."""
+        from tocsin.client.testing import Testing
+
+        return Testing(self, now, seed)
 
 
-class _RunHandler(logging.Handler):
-    """Hands formatted lines to the run's log."""
+class Declare(Protocol):
+    """What `@app.job(…)` answers: takes the function, gives the job."""
 
-    def __init__(self, emit: Callable[[str, str], None]) -> None:
-        super().__init__()
-        self._to_run = emit
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._to_run(record.levelname.lower(), self.format(record))
-        except Exception:
-            self.handleError(record)
+    @overload
+    def __call__(self, call: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, call: Callable[P, Coroutine[Any, Any, R]], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, call: Callable[Concatenate[Context, P], R], /) -> Job[P, R]: ...
+    @overload
+    def __call__(self, call: Callable[P, R], /) -> Job[P, R]: ...
+    def __call__(self, call: Callable[..., Any], /) -> Any: ...

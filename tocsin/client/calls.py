@@ -170,11 +170,12 @@ def run_job(
     args: Mapping[str, Any] | None = None,
     *,
     at: datetime | str | None = None,
+    delay: str | None = None,
     priority: int | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
-    """Ask for a run, now or `at` an instant; `args` reach the target. Answers the run."""
-    asked = {"args": args, "at": None if at is None else _text(at), "priority": priority}
+    """Ask for a run, now, `at` an instant, or after a `delay`; `args` reach the target. Answers the run."""
+    asked = {"args": args, "at": None if at is None else _text(at), "delay": delay, "priority": priority}
     body = {name: value for name, value in asked.items() if value is not None}
     return _post("v1", "jobs", job_id, "runs", body=body, key=idempotency_key)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -60,6 +61,13 @@ def find(
     if not found_key:
         raise SetupError(f"no key is known for {found_url}: set {names[0]} (looked in {path})")
     return Credentials(found_url.rstrip("/"), found_key)
+
+
+def find_editor(environ: Mapping[str, str] | None = None) -> Credentials | None:
+    """Credentials for making the jobs that a worker's module declares, if there are any besides the worker's own."""
+    with contextlib.suppress(SetupError):
+        return find(environ=environ)
+    return None
 
 
 def _file(environ: Mapping[str, str]) -> Path:

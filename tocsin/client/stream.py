@@ -7,11 +7,17 @@ again. The server's ids make sure that nothing is lost or comes twice over such 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tocsin.client.core import ApiError, Call, Document, Request, Retries, Unreachable
+from tocsin.model.states import FINAL
+
+if TYPE_CHECKING:
+    from tocsin.client.job import Run
 
 # The server says something every 15 seconds; who hears nothing for this long listens to nobody.
 SILENCE_SECONDS = 45.0
@@ -92,3 +98,42 @@ class Stream:
         if pause is None:
             raise problem
         self._pause = pause
+
+
+# ── waiting for a run ────────────────────────────────────────────────────────────────────────────────────────────────
+
+LOOK_AGAIN = 1.0  # seconds between two looks at a run, where no stream is to be had
+_SILENT_FOR = 10.0
+
+
+def id_of(run: str | Mapping[str, Any] | Run[Any]) -> str:
+    """A run's id, from whatever stands for the run."""
+    if isinstance(run, str):
+        return run
+    return str(run["id"]) if isinstance(run, Mapping) else run.id
+
+
+def is_over(run: Document) -> bool:
+    """Whether a run has ended for good."""
+    return run["state"] in FINAL
+
+
+def may_end(event: Event, run_id: str) -> bool:
+    """Whether a run may have ended by this event: it says so, or something may have been missed."""
+    return event.kind in ("open", "reset") or (event.data.get("id") == run_id and event.data.get("state") in FINAL)
+
+
+class Patience:
+    """How long a blocking read may last: `timeout` seconds in all, and never so long that its end is passed by."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._until = None if timeout is None else time.monotonic() + timeout
+
+    def __call__(self) -> float:
+        """Seconds for one read; raises `TimeoutError` when none are left."""
+        if self._until is None:
+            return SILENCE_SECONDS
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the run has not ended in time")
+        return min(left, _SILENT_FOR)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from tocsin.client import credentials
+from tocsin.client import calls, credentials
 from tocsin.client.core import (
     Answer,
     ApiError,
@@ -26,7 +26,10 @@ from tocsin.client.core import (
 )
 from tocsin.client.facade import Calls
 from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, trust, unreachable
-from tocsin.client.stream import SILENCE_SECONDS, Event, Stream
+from tocsin.client.stream import LOOK_AGAIN, SILENCE_SECONDS, Event, Patience, Stream, id_of, is_over, may_end
+
+if TYPE_CHECKING:
+    from tocsin.client.job import Run
 
 
 class Client(Calls):
@@ -69,8 +72,8 @@ class Client(Calls):
             yield from page.items
             following = next_page(following, page)
 
-    def follow(self, call: Call[Document]) -> Iterator[Event]:
-        """The events of a stream, taken up again wherever it breaks."""
+    def follow(self, call: Call[Document], patience: Callable[[], float] = lambda: SILENCE_SECONDS) -> Iterator[Event]:
+        """The events of a stream, taken up again wherever it breaks; `patience`: for how long to listen to silence."""
         stream = Stream(call, self._retries)
         while True:
             request = stream.request()
@@ -81,11 +84,12 @@ class Client(Calls):
                     request.path,
                     params=request.query,
                     headers=request.headers,
-                    timeout=timeouts(SILENCE_SECONDS),
+                    timeout=timeouts(patience()),
                 ) as reply:
                     if reply.status_code == 200:
                         for part in reply.iter_bytes():
                             yield from stream.feed(part)
+                            patience()
                         problem: ApiError | Unreachable = Unreachable(f"{self.url} ended the stream")
                     else:
                         content = reply.read()
@@ -93,6 +97,22 @@ class Client(Calls):
             except httpx.RequestError as error:
                 problem = unreachable(self.url, error)
             stream.broke(problem)
+
+    def wait(self, run: str | Mapping[str, Any] | Run[Any], timeout: float | None = None) -> Document:
+        """The run (or the one of this id) when it has ended, however; `TimeoutError` after `timeout` seconds."""
+        run_id, patience = id_of(run), Patience(timeout)
+        found = self.get_run(run_id)
+        if is_over(found):
+            return found
+        try:
+            for event in self.follow(calls.events(type="run", job=found["job_id"]), patience):
+                if may_end(event, run_id) and is_over(found := self.get_run(run_id)):
+                    return found
+        except ApiError:  # too many listen
+            while not is_over(found):
+                time.sleep(min(LOOK_AGAIN, patience()))
+                found = self.get_run(run_id)
+        return found
 
     def _deliver(self, request: Request) -> Answer | Unreachable:
         time.sleep(request.pause)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from tocsin.errors import InvalidInput, NotSupported
 from tocsin.model import phrases
@@ -26,6 +27,7 @@ Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 _TAG = re.compile(NAME)
 _DAY = 86_400.0
+LONGEST_DELAY = timedelta(days=3660)
 _SECOND, _HOUR = Duration.parse("PT1S"), Duration.parse("PT1H")
 
 
@@ -200,10 +202,21 @@ def check(spec: JobSpec) -> None:
         wrong = [{"path": p, "code": "invalid", "message": m} for p, m in found]
         raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)
     missing = list(_not_built(spec))
+    delay: Duration | None = None
     if missing:
         raise NotSupported(
             "; ".join(f"{path}: not supported yet" for path in missing),
             errors=[{"path": p, "code": "not_supported", "message": "not supported yet"} for p in missing],
+    def asked_at(self, now: datetime) -> RunRequest:
+        """The same with its instant named."""
+        if self.delay is None:
+            return self
+        if self.at is not None:
+            raise InvalidInput.field("delay", "invalid", "give at or delay, not both")
+        if self.delay.delta > LONGEST_DELAY:
+            raise InvalidInput.field("delay", "invalid", "must be at most 10 years")
+        return structs.replace(self, at=Instant(now + self.delay.delta), delay=None)
+
         )
 
 

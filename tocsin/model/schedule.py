@@ -19,7 +19,7 @@ from tocsin.clock import EPOCH, iso
 from tocsin.errors import InvalidInput
 from tocsin.model import cron, interval, phrases, rrule, words
 from tocsin.model.calendars import Calendar
-from tocsin.model.job import ONCE_KINDS, Schedule
+from tocsin.model.job import LONGEST_DELAY, ONCE_KINDS, Schedule
 from tocsin.model.localdays import FARTHEST_YEARS, LocalDays, OneTime
 from tocsin.model.misfire import minus
 from tocsin.model.scalars import Duration, Instant
@@ -27,7 +27,6 @@ from tocsin.model.timetable import TICK, Cron, Every, Never, Once, Timetable, Wi
 from tocsin.model.zones import zone
 
 SHORTEST_EVERY = timedelta(seconds=1)
-LONGEST_DELAY = timedelta(days=3660)
 LONGEST_JITTER = timedelta(days=1)
 MOST_MOVED = 100
 _SECOND = timedelta(seconds=1)

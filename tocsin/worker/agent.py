@@ -11,11 +11,13 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from tocsin import wire
+from tocsin.client.credentials import Credentials
 from tocsin.clock import boottime
 from tocsin.errors import SetupError
 from tocsin.settings import Settings
 from tocsin.telemetry import get_logger
 from tocsin.worker import proctree
+from tocsin.worker.declared import declare
 from tocsin.worker.executors import table
 from tocsin.worker.executors.python import PythonExecutor
 from tocsin.worker.executors.table import Place
@@ -44,11 +46,13 @@ class Agent:
         name: str,
         labels: dict[str, str],
         resources: dict[str, float] | None = None,
+        editor: Credentials | None = None,
         settings: Settings,
     ) -> None:
         self._link = Link(url, key)
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._resources = resources or {}
+        self._editor = editor
         self._drain = Drain(settings.drain_seconds)
         self._family = proctree.Family()
         self._guard = Guard(self._family)
@@ -63,7 +67,7 @@ class Agent:
         proctree.hide_memory()
         try:
             async with self._link:
-                await self._unless_hopeless(self._sessions())
+                await self._unless_hopeless(self._work())
         except (Refused, SetupError) as exc:
             log.error("the worker cannot go on", why=str(exc))
             return 1
@@ -72,6 +76,24 @@ class Agent:
                 await executor.close()
             self._guard.close()
         return 0
+
+    async def _work(self) -> None:
+        for executor in self._executors.values():
+            await executor.open()
+        if self._python is not None and self._python.jobs:
+            await self._unless_drained(declare(self._python.jobs, self._editor))
+        await self._sessions()
+
+    async def _unless_drained(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it, unless we are asked to stop meanwhile."""
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self._drain.wanted.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _sessions(self) -> None:
         """One session after the other, each with a worker id of its own."""

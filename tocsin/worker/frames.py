@@ -35,6 +35,8 @@ class Call(Struct, array_like=True, gc=False):
     timeout_ms: int
     start_ns: int  # not to begin before this monotonic nanosecond, on the clock that both processes share
     brand: int  # of what it forks
+    saved: Any = None  # the last checkpoint of an earlier attempt
+    secrets: dict[str, str] = {}
 
 
 class CallTarget(Struct, array_like=True):
@@ -51,6 +53,7 @@ class Orders(Struct, array_like=True):
     targets: list[CallTarget] = []
     calls: list[Call] = []
     stops: list[int] = []
+    kept: list[tuple[int, str]] = []  # checkpoints by their numbers, each with why it was not kept, if it was not
 
 
 class Done(Struct, array_like=True, gc=False):
@@ -65,13 +68,18 @@ class Done(Struct, array_like=True, gc=False):
     result: msgspec.Raw = _NIL
     left_children: int = 0  # it was stopped and has forked: the brand of what it may have left behind
     cpu_ns: int = 0  # what it used of a processor, where that can be told from what others used
+    retry_after: float | None = None  # it asks to be tried again in so many seconds
+    give_up: bool = False
 
 
 class Hello(Struct, array_like=True):
-    """The runner's first words: what it can call, or why it cannot start."""
+    """The runner's first words: what it can call, or why it cannot start; which of that wants a process of its own, and
+    the jobs that are declared with it."""
 
     functions: list[str]
     error: str = ""
+    isolated: list[str] = []
+    jobs: list[dict[str, Any]] = []
 
 
 class Output(Struct, array_like=True, gc=False):
@@ -85,12 +93,22 @@ class Output(Struct, array_like=True, gc=False):
     dropped: int = 0
 
 
+class Note(Struct, array_like=True, gc=False):
+    """What a call says of itself: how far it is, or a checkpoint with a number to answer it by."""
+
+    cell: int
+    progress: float | None = None
+    number: int = 0
+    checkpoint: msgspec.Raw = _NIL
+
+
 class Replies(Struct, array_like=True):
-    """Runner to agent. Output comes before the end of the call that wrote it."""
+    """Runner to agent. Output and notes come before the end of the call that wrote them."""
 
     hello: Hello | None = None
     output: list[Output] = []
     done: list[Done] = []
+    notes: list[Note] = []
 
 
 class Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any, TypeVar
 
 import aiohttp
@@ -78,6 +79,25 @@ class Link:
     async def ship_logs(self, worker_id: str, chunks: list[wire.LogChunk], timeout: float) -> None:
         """Send log lines."""
         await self._post(f"{worker_id}/logs", wire.LogShipment(chunks=chunks), timeout)
+
+    async def note(self, worker_id: str, notes: list[wire.RunNote], timeout: float) -> list[wire.RunKey]:
+        """Send what runs say of themselves; those of them that are still ours, and so were kept."""
+        body, refusals = wire.Notes(notes=notes), range(400, 429)
+        return (await self._ask(f"{worker_id}/notes", body, wire.NotesAnswer, timeout, refusals)).kept
+
+    async def fetch(self, path: str, sha256: str, timeout: float) -> Any:
+        """Arguments that did not come with their run."""
+        assert self._session is not None
+        try:
+            async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as exc:  # noqa: UP041 (differs before 3.11)
+            raise Unreachable(f"{type(exc).__name__}: {exc}") from exc
+        if response.status >= 300:
+            raise Unreachable(f"HTTP {response.status}")
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise Unreachable("they are not what was stored")
+        return msgspec.json.decode(content)
 
     async def _ask(
         self, path: str, body: Any, kind: type[_Answer], timeout: float, refusals: range = range(0)

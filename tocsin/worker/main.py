@@ -6,6 +6,7 @@ import gc
 
 import uvloop
 
+from tocsin.client.credentials import Credentials
 from tocsin.settings import Settings
 from tocsin.telemetry import setup_logging
 from tocsin.worker.agent import Agent
@@ -22,8 +23,10 @@ def run(
     labels: dict[str, str],
     settings: Settings,
     resources: dict[str, float] | None = None,
+    editor: Credentials | None = None,
 ) -> int:
-    """Run a worker until it is drained or refused; its exit code."""
+    """Run a worker until it is drained or refused; its exit code. `editor`: with whose key the jobs that the module
+    declares are made."""
     setup_logging(settings.log_level, settings.log_json)
     # Thousands of short-lived records a second and no cycles among them: look for cycles rarely.
     gc.freeze()
@@ -39,6 +42,7 @@ def run(
             name=name,
             labels=labels,
             resources=resources,
+            editor=editor,
             settings=settings,
         )
         return await agent.run()

@@ -19,9 +19,11 @@ from tocsin.clock import boottime
 from tocsin.errors import TocsinError
 from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
-from tocsin.worker.executors import Attempt, Executor, Why
+from tocsin.worker.executors import Answer, Attempt, Executor, Why
+from tocsin.worker.frames import Note
 from tocsin.worker.link import Link, UnknownWorker, Unreachable
 from tocsin.worker.logs import LogShipper, RunLog
+from tocsin.worker.notes import NoteShipper
 from tocsin.worker.targets import Spec, read_spec
 from tocsin.worker.timing import Lease, ServerClock, instant
 
@@ -75,6 +77,7 @@ class Session:
         self._clock = ServerClock()
         self._logs = LogShipper(link, self.worker_id, self.check_lease)
         self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
+        self._notes = NoteShipper(link, self.worker_id, self.check_lease)
         self._held: list[tuple[float, int, Attempt]] = []
         self._serial = itertools.count()
         self._held_timer: asyncio.TimerHandle | None = None
@@ -98,7 +101,7 @@ class Session:
             executor.sink = self
         await self._report(heartbeat=True)
         claims = asyncio.ensure_future(self._claims())
-        loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._logs.run()))]
+        loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._logs.run(), self._notes.run()))]
         ending = asyncio.ensure_future(self._drain_when_asked(claims))
         try:
             waiting = {ending, *loops}
@@ -340,6 +343,9 @@ class Session:
         """Send one report until it is answered, unchanged, because an exact repeat is answered alike."""
         finished = self._portion()
         returned, self._returned = self._returned, []
+    def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
+        self._notes.add(attempt.key, note, answer)
+
         self._unanswered = len(finished)
         body = wire.encode_msgpack(
             wire.Report(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunError, RunKey
-from tocsin.worker.frames import Outcome
+from tocsin.worker.frames import Note, Outcome
 from tocsin.worker.proctree import Family, Tree
 from tocsin.worker.targets import NO_RESOURCES, Spec
 
@@ -87,6 +87,9 @@ LOST = Why("lost", "killed by its worker")
 class Sink(Protocol):
     """Where executors say what happened."""
 
+Answer = Callable[[str], None]  # why a checkpoint was not kept; "" if it was
+
+
     def ended(self, ends: Iterable[tuple[Attempt, Finished]]) -> None:
         """These attempts are over; nothing of them runs any more."""
 
@@ -99,6 +102,9 @@ class Sink(Protocol):
 
 class Executor(ABC):
     """Executes attempts of one kind of target and tells the sink how each ended. The contract:
+    def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
+        """What an attempt says of itself: its progress, or a checkpoint, whose fate is told to `answer`."""
+
 
     - **Once**: each attempt given to `start` ends exactly once, by `sink.ended` or, if it was never begun and could go
       to another worker, by `sink.handed_back`. What cannot be started ends, too: `failed`, error class `start`.
@@ -180,3 +186,7 @@ class _NoSink:
 
     def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
         pass
+
+    def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
+        if answer is not None:
+            answer("its worker was lost")

@@ -42,13 +42,17 @@ async def serve(reference: str, url: str, slots: int, sock: socket.socket, table
     sys.stdout = cast(TextIO, RunStream("stdout", sys.stdout, calls.output))
     sys.stderr = cast(TextIO, RunStream("stderr", sys.stderr, calls.output))
     try:
-        functions.update(load(reference).functions)
+        app = load(reference)
+        functions.update(app.functions)
+        jobs = [job.document for job in app.jobs.values()]
+        for function in functions.values():
+            function.arguments  # noqa: B018 — now, so that no run waits for it
     except BaseException as exc:
         traceback.print_exc()
         calls.greet(f"{reference} cannot be loaded: {type(exc).__name__}: {exc}")
     else:
         gc.freeze()
-        calls.greet()
+        calls.greet(jobs=jobs)
     await asyncio.Event().wait()
 
 

@@ -15,7 +15,7 @@ import itertools
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any
 
 import msgspec
@@ -23,12 +23,14 @@ import msgspec
 from tocsin.client.app import Function
 from tocsin.worker.channel import Channel
 from tocsin.worker.frames import ENDED, Done, Hello, Orders, Replies, Table
+from tocsin.worker.runner.notes import Notes, RunHost
 from tocsin.worker.runner.output import OutputBuffer
 from tocsin.worker.runner.run import CURRENT, Run, failed, stopped, succeeded
 from tocsin.worker.runner.threads import Threads
 
 _TURN_NS = 2_000_000  # after this long the pump lets the loop look around, and what has ended is sent
 _CHOKED_BYTES = 16 * 1024 * 1024
+_HEED_WITHIN = 2.0  # who looks at `ctx.cancelled` has so long; well within the agent's patience with a stop
 _decode = msgspec.msgpack.Decoder(Orders).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -50,12 +52,14 @@ class Calls:
         self._flushing = False
         self._threads = Threads(slots, loop, self._perform, self._settle)
         self.output = OutputBuffer(self._wake_from_anywhere)
+        self.notes = Notes(self._wake_from_anywhere)
         self.channel: Channel | None = None
 
-    def greet(self, error: str = "") -> None:
+    def greet(self, error: str = "", jobs: Iterable[dict[str, Any]] = ()) -> None:
         """The first frame."""
         assert self.channel is not None
-        self.channel.send(_encode(Replies(hello=Hello(sorted(self._functions), error))))
+        isolated = sorted(name for name, function in self._functions.items() if function.isolated)
+        self.channel.send(_encode(Replies(hello=Hello(sorted(self._functions), error, isolated, list(jobs)))))
 
     def on_frame(self, frame: bytes) -> None:
         """Orders of the agent."""
@@ -73,6 +77,8 @@ class Calls:
                 self._early.add(run)
             else:
                 self._enqueue(run)
+        for number, refusal in orders.kept:
+            self.notes.answered(number, refusal)
         for cell in orders.stops:
             if cell in self._live:
                 self._stop(self._live[cell], "cancelled")
@@ -115,8 +121,11 @@ class Calls:
     def begin(self, run: Run) -> Coroutine[Any, Any, Any]:
         """Mark the start of an async call and make its coroutine."""
         run.started_ns = self._cells[run.call.cell] = time.monotonic_ns()
-        coroutine: Coroutine[Any, Any, Any] = run.invoke(self._url, self.output.emit)
+        coroutine: Coroutine[Any, Any, Any] = run.invoke(self._url, self._host)
         return coroutine
+
+    def _host(self, run: Run) -> RunHost:
+        return RunHost(run, self.output, self.notes)
 
     def suspended(self, run: Run) -> None:
         """The call waits: the pump's task is now its task, and somebody else must work through the queue."""
@@ -144,7 +153,7 @@ class Calls:
         used_ns = time.thread_time_ns()
         run.started_ns = self._cells[run.call.cell] = time.monotonic_ns()
         try:
-            result = context.run(run.invoke, self._url, self.output.emit)
+            result = context.run(run.invoke, self._url, self._host)
             done = succeeded(run, time.monotonic_ns() - run.started_ns, result)
         except BaseException as exc:
             done = failed(run, time.monotonic_ns() - run.started_ns, exc)
@@ -159,14 +168,23 @@ class Calls:
         run.asked_to_stop = why
         if self._early.withdraw(run):
             self._settle(run, stopped(run, 0))
-        elif run.task is not None:
-            run.task.cancel()
-        elif run.function.is_async:
+        elif run.function.is_async and run.task is None:
             if run in self._queue:
                 self._queue.remove(run)
                 self._settle(run, stopped(run, 0))
-        elif self._threads.withdraw(run):
+        elif not run.function.is_async and self._threads.withdraw(run):
             self._settle(run, stopped(run, 0))
+        elif run.stop_event is not None:
+            run.stop_event.set()
+            self._loop.call_later(_HEED_WITHIN, self._interrupt, run)
+        else:
+            self._interrupt(run)
+
+    def _interrupt(self, run: Run) -> None:
+        if run.ended:
+            return
+        if run.task is not None:
+            run.task.cancel()
         else:
             self._threads.interrupt(run)
 
@@ -197,10 +215,10 @@ class Calls:
         """Send what has gathered."""
         self._flushing = False
         assert self.channel is not None
-        output = self.output.take()
-        if output or self._done:
+        output, notes = self.output.take(), self.notes.take()
+        if output or self._done or notes:
             done, self._done = self._done, []
-            self.channel.send(_encode(Replies(None, output, done)))
+            self.channel.send(_encode(Replies(None, output, done, notes)))
             self.output.choked = self.channel.backlog > _CHOKED_BYTES
 
 

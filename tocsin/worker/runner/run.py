@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from datetime import datetime
@@ -12,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from tocsin.client.app import Context, Function
+from tocsin.client.app import Function
+from tocsin.client.context import Context, Host
+from tocsin.client.failures import BadArguments, meaning
 from tocsin.worker.frames import Call, CallTarget, Done
 from tocsin.worker.lines import OutputLimit, clean
 
@@ -35,6 +38,7 @@ class Run:
         "limit",
         "partial",
         "started_ns",
+        "stop_event",
         "target",
         "task",
         "thread",
@@ -50,16 +54,17 @@ class Run:
         self.thread: Any = None
         self.limit: OutputLimit | None = None
         self.partial: dict[str, str] | None = None
+        self.stop_event: threading.Event | None = None  # the function has it, and may heed it
 
-    def invoke(self, url: str, emit: Callable[[Run, str, str], None]) -> Any:
-        """Call the function: its result, or the coroutine that will have it."""
-        target, args = self.target, self.call.args
-        kwargs = {**target.kwargs, **args} if args else target.kwargs
-        if self.function.wants_context:
-            return self.function.call(self._context(url, emit), *target.args, **kwargs)
-        return self.function.call(*target.args, **kwargs)
+    def invoke(self, url: str, host: Callable[[Run], Host]) -> Any:
+        """Call the function: its result, or the coroutine that will have it. Raises `BadArguments` before it begins."""
+        function, target, own = self.function, self.target, self.call.args
+        args, kwargs = function.arguments.fill(target.args, {**target.kwargs, **own} if own else target.kwargs)
+        if function.wants_context:
+            return function.call(self._context(url, host(self)), *args, **kwargs)
+        return function.call(*args, **kwargs)
 
-    def _context(self, url: str, emit: Callable[[Run, str, str], None]) -> Context:
+    def _context(self, url: str, host: Host) -> Context:
         call = self.call
         return Context(
             run_id=call.run_id,
@@ -71,7 +76,9 @@ class Run:
             args=call.args,
             token=call.token,
             url=url,
-            emit=lambda level, text: emit(self, level, text),
+            saved=call.saved,
+            secrets=call.secrets,
+            host=host,
         )
 
 
@@ -104,7 +111,19 @@ def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
     """The end of a call that raised."""
     if run.asked_to_stop:
         return stopped(run, ran_ns)
-    return Done(run.call.cell, run.started_ns, ran_ns, "failed", type(exc).__name__[:256], _message(exc))
+    told = meaning(exc)
+    # Where arguments were refused says nothing to a job's owner.
+    message = clean(str(exc))[:MESSAGE_CHARS] if isinstance(exc, BadArguments) else _message(exc)
+    return Done(
+        run.call.cell,
+        run.started_ns,
+        ran_ns,
+        "failed",
+        told.error_class,
+        message,
+        retry_after=told.retry_after,
+        give_up=told.give_up,
+    )
 
 
 def stopped(run: Run, ran_ns: int) -> Done:

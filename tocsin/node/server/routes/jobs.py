@@ -113,7 +113,8 @@ async def run_job_batch(call: Call) -> Reply:
 
 
 async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
-    request = RunsRequest(call.who, call.id(), runs, "api", call.wish)
+    now = call.node.db.clock.now()
+    request = RunsRequest(call.who, call.id(), [run.asked_at(now) for run in runs], "api", call.wish)
     await call.node.allowances.admit(call.who, request.wish, runs=len(runs))
     return await call.node.submit_runs(request)
 
