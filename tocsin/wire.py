@@ -298,6 +298,7 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     args: Any = None
     secrets: dict[str, str] = {}
     token: str
+    checkpoint: Any = None
     http_allow: list[str] = []
 
 
@@ -321,7 +322,6 @@ class ClaimAnswer(Struct, kw_only=True):
 
 class Finished(Struct, kw_only=True, omit_defaults=True):
     """One ended attempt. Of a failure: `retry_after`, in how many seconds what ran wants to be tried again, as long as
-    checkpoint: Any = None
     it may be; `give_up`: that trying again is useless; `not_before`, for how many seconds at least what was called is
     to be left alone."""
 
@@ -363,19 +363,6 @@ class ReportAnswer(Struct, kw_only=True):
     now: str
 
 
-LogLine = tuple[float, str, str, str]  # (unix seconds on the worker, stream, level, text)
-
-
-class LogChunk(Struct, kw_only=True):
-    run_id: str
-    attempt: int
-    fence: int
-    offset: Annotated[int, Meta(ge=0)]
-    lines: list[LogLine]
-
-
-class LogShipment(Struct, kw_only=True):
-    chunks: list[LogChunk]
 class RunNote(Struct, kw_only=True, omit_defaults=True):
     """What a run says of itself while it runs: how far it is, from 0 to 1, and a state for its next attempt to find."""
 
@@ -395,3 +382,16 @@ class NotesAnswer(Struct, kw_only=True):
     kept: list[RunKey]
 
 
+LogLine = tuple[float, str, str, str]  # (unix seconds on the worker, stream, level, text)
+
+
+class LogChunk(Struct, kw_only=True):
+    run_id: str
+    attempt: int
+    fence: int
+    offset: Annotated[int, Meta(ge=0)]
+    lines: list[LogLine]
+
+
+class LogShipment(Struct, kw_only=True):
+    chunks: list[LogChunk]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from tocsin.settings import Settings
 from tocsin.client.credentials import Credentials
+from tocsin.settings import Settings
 from tocsin.worker import executors
 
 given = json.loads(sys.argv[1])
@@ -27,7 +27,7 @@ sys.exit(
         slots=given.get("slots", 8),
         name="test",
         labels={"region": "here"},
+        editor=Credentials(given["url"], given["editor"]) if "editor" in given else None,
         settings=Settings(drain_seconds=given.get("drain_grace", 10.0), **given.get("settings", {})),
     )
-        editor=Credentials(given["url"], given["editor"]) if "editor" in given else None,
 )

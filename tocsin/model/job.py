@@ -26,8 +26,8 @@ Name = Annotated[str, Meta(pattern=NAME)]
 Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 _TAG = re.compile(NAME)
-_DAY = 86_400.0
 LONGEST_DELAY = timedelta(days=3660)
+_DAY = 86_400.0
 _SECOND, _HOUR = Duration.parse("PT1S"), Duration.parse("PT1H")
 
 
@@ -188,25 +188,13 @@ class JobSpec(_Part, frozen=True):
 
 
 class RunRequest(_Part, frozen=True):
-    """A run asked for by hand: now, or `at`; `args` reach the target."""
+    """A run asked for by hand: now, `at` an instant, or in a while; `args` reach the target."""
 
     at: Instant | None = None
+    delay: Duration | None = None
     args: dict[str, Any] | UnsetType = UNSET
     priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
 
-
-def check(spec: JobSpec) -> None:
-    """Refuse what decodes but means nothing, or nothing yet. Schedules in depth: `model.schedule`."""
-    found = list(_wrong(spec))
-    if found:
-        wrong = [{"path": p, "code": "invalid", "message": m} for p, m in found]
-        raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)
-    missing = list(_not_built(spec))
-    delay: Duration | None = None
-    if missing:
-        raise NotSupported(
-            "; ".join(f"{path}: not supported yet" for path in missing),
-            errors=[{"path": p, "code": "not_supported", "message": "not supported yet"} for p in missing],
     def asked_at(self, now: datetime) -> RunRequest:
         """The same with its instant named."""
         if self.delay is None:
@@ -217,6 +205,18 @@ def check(spec: JobSpec) -> None:
             raise InvalidInput.field("delay", "invalid", "must be at most 10 years")
         return structs.replace(self, at=Instant(now + self.delay.delta), delay=None)
 
+
+def check(spec: JobSpec) -> None:
+    """Refuse what decodes but means nothing, or nothing yet. Schedules in depth: `model.schedule`."""
+    found = list(_wrong(spec))
+    if found:
+        wrong = [{"path": p, "code": "invalid", "message": m} for p, m in found]
+        raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)
+    missing = list(_not_built(spec))
+    if missing:
+        raise NotSupported(
+            "; ".join(f"{path}: not supported yet" for path in missing),
+            errors=[{"path": p, "code": "not_supported", "message": "not supported yet"} for p in missing],
         )
 
 

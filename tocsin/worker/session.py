@@ -76,8 +76,8 @@ class Session:
         self._timeout = lease.seconds * 0.4
         self._clock = ServerClock()
         self._logs = LogShipper(link, self.worker_id, self.check_lease)
-        self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
         self._notes = NoteShipper(link, self.worker_id, self.check_lease)
+        self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
         self._held: list[tuple[float, int, Attempt]] = []
         self._serial = itertools.count()
         self._held_timer: asyncio.TimerHandle | None = None
@@ -317,6 +317,9 @@ class Session:
             attempt.log = RunLog(attempt.run)
         self._logs.add(attempt.log, lines, dropped)
 
+    def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
+        self._notes.add(attempt.key, note, answer)
+
     def _changed(self) -> None:
         self._may_claim.set()
         if self._finished or self._returned:
@@ -343,9 +346,6 @@ class Session:
         """Send one report until it is answered, unchanged, because an exact repeat is answered alike."""
         finished = self._portion()
         returned, self._returned = self._returned, []
-    def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
-        self._notes.add(attempt.key, note, answer)
-
         self._unanswered = len(finished)
         body = wire.encode_msgpack(
             wire.Report(

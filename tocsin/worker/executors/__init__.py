@@ -84,11 +84,11 @@ class Why(NamedTuple):
 LOST = Why("lost", "killed by its worker")
 
 
-class Sink(Protocol):
-    """Where executors say what happened."""
-
 Answer = Callable[[str], None]  # why a checkpoint was not kept; "" if it was
 
+
+class Sink(Protocol):
+    """Where executors say what happened."""
 
     def ended(self, ends: Iterable[tuple[Attempt, Finished]]) -> None:
         """These attempts are over; nothing of them runs any more."""
@@ -99,12 +99,12 @@ Answer = Callable[[str], None]  # why a checkpoint was not kept; "" if it was
     def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
         """Lines an attempt has written, and how many were left out before them."""
 
-
-class Executor(ABC):
-    """Executes attempts of one kind of target and tells the sink how each ended. The contract:
     def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
         """What an attempt says of itself: its progress, or a checkpoint, whose fate is told to `answer`."""
 
+
+class Executor(ABC):
+    """Executes attempts of one kind of target and tells the sink how each ended. The contract:
 
     - **Once**: each attempt given to `start` ends exactly once, by `sink.ended` or, if it was never begun and could go
       to another worker, by `sink.handed_back`. What cannot be started ends, too: `failed`, error class `start`.
