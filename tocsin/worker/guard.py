@@ -42,6 +42,7 @@ class Guard:
         process = subprocess.Popen(
             [sys.executable, "-m", "tocsin.worker.guard", *_words(self._family.whole), str(self._fd), str(theirs)],
             stdin=subprocess.DEVNULL,
+            env=proctree.without_keys(),
             pass_fds=(self._fd, theirs),
             start_new_session=True,
         )

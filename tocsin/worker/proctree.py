@@ -36,6 +36,11 @@ def hide_memory() -> None:
     _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def without_keys() -> dict[str, str]:
+    """Our environment for a process that we start: programs of the same user can read it there."""
+    return {name: value for name, value in os.environ.items() if not (name.startswith("TOCSIN_") and "KEY" in name)}
+
+
 def die_with_parent(parent: int) -> Callable[[], None]:
     """A `preexec_fn`: the child is killed when the thread that started it ends, however it ends."""
 
@@ -54,6 +59,7 @@ class Tree(NamedTuple):
     mark: str  # what they have in their environment, or the beginning of it; empty: there is none
     brands: range
     under: int = 0  # whoever descends from this process belongs to it, too
+    doors: tuple[str, ...] = ()  # files that list its processes: of its control group
 
 
 class Family:
@@ -186,10 +192,12 @@ def kill_once(tree: Tree) -> Found:
 def _members(tree: Tree, table: list[tuple[int, int, int]]) -> set[int]:
     # An agent wears a brand itself for the moment in which it forks.
     spared = {os.getpid(), tree.under}
+    inside = _listed(tree.doors)
     found = {
         pid
         for pid, parent, group in table
-        if (tree.root and tree.root in (pid, group))
+        if pid in inside
+        or (tree.root and tree.root in (pid, group))
         or (tree.under and parent == tree.under)
         or brand_of(pid) in tree.brands
         or (tree.mark and _has_mark(pid, tree.mark))
@@ -200,6 +208,22 @@ def _members(tree: Tree, table: list[tuple[int, int, int]]) -> set[int]:
         found |= more
         grew = bool(more)
     return found - spared
+
+
+def _listed(files: tuple[str, ...]) -> set[int]:
+    found: set[int] = set()
+    for name in files:
+        with contextlib.suppress(OSError), open(name) as file:
+            found.update(map(int, file.read().split()))
+    return found
+
+
+def signal_within(root: int, number: int) -> None:
+    """Signal a group except its first process and that one's child: the two that keep a sandbox up."""
+    table = [(pid, parent) for pid, parent, group in _processes() if group == root and pid != root]
+    for pid, parent in table:
+        if parent != root:
+            _signal(pid, number)
 
 
 def _signal(pid: int, number: int) -> bool:
