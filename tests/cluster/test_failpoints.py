@@ -110,6 +110,9 @@ class Play:
     async def report(self, **body: Any) -> Document:
         return await self._work(f"{self.worker_id}/report", body)
 
+    async def note(self, *notes: Document) -> Document:
+        return await self._work(f"{self.worker_id}/notes", {"notes": list(notes)})
+
     async def _work(self, path: str, body: Document) -> Document:
         return _told(await self._hand.post(f"/v1/worker/{path}", json=body))
 
@@ -256,6 +259,21 @@ async def report_results(play: Play) -> None:
         assert len((await play.get(f"/v1/runs/{run['id']}/attempts"))["items"]) == 1
     assert runs[bad["run_id"]]["failures"] == 1
     assert len((await play.get("/v1/dead-letters"))["items"]) == 1
+
+
+@story("note.before_commit", "note.after_commit")
+async def keep_a_checkpoint(play: Play) -> None:
+    await play.queued(1, retry={"backoff": "immediate"})
+    await play.register()
+    answer = await play.claim()
+    [run] = answer["runs"]
+    word = {"run_id": run["run_id"], "fence": run["fence"], "checkpoint": {"page": 3}}
+    kept = await play.survive(lambda: play.note(word))
+    assert kept["kept"] == [[run["run_id"], run["fence"]]]
+    await play.report(last_claim=answer["claim_id"], finished=[end(run, "failed")])
+    [again] = (await play.claim(answer["claim_id"]))["runs"]
+    assert (again["run_id"], again["checkpoint"]) == (run["run_id"], {"page": 3})
+    assert (await play.note(word))["kept"] == [], "the attempt before has nothing more to say"
 
 
 @story("give_back.before_commit", "give_back.after_commit")

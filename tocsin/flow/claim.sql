@@ -23,11 +23,12 @@ living as materialized (
 -- For `going`: the places of the rows that start, each with its rank among them.
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
-           worker_id = ($1::uuid[])[($2::int[])[(select slots from living)[g.rank]]], claimed_at = now()
+           worker_id = ($1::uuid[])[($2::int[])[(select slots from living)[g.rank]]], claimed_at = now(),
+           progress = null
       from going g, fence f
      where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
     returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
-              r.order_key, r.claimed_at, r.args, r.lane_id, r.once, r.overlap, r.circuit_id,
+              r.order_key, r.claimed_at, r.args, r.checkpoint, r.lane_id, r.once, r.overlap, r.circuit_id,
               (select slots from living)[g.rank] as slot
 
 -- :name take
@@ -141,13 +142,13 @@ ended as (
 ),
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
-       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.checkpoint, c.lane_id,
        c.once or c.circuit_id is not null or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special,
        null::text as key_id
   from claimed c
 union all
-select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, j.lane_id, true,
-       j.key_id::text
+select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, null, j.lane_id,
+       true, j.key_id::text
   from judged j
  where j.verdict <> 'go'
 
@@ -244,7 +245,8 @@ used as (
      where l.ctid = f.place
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
-       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id, true as special
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.checkpoint, c.lane_id,
+       true as special
   from claimed c
 
 -- :name take_ahead
@@ -295,7 +297,7 @@ claimed as (
 -- :include start
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
-       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.lane_id,
+       c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.checkpoint, c.lane_id,
        c.once or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special
   from claimed c
 union all
@@ -305,7 +307,7 @@ select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, now() + $6::interval,
            and r.id not in (select c.id from claimed c)
          order by r.ready_at
          limit 1),
-       null, null, null, w.lane_id, true
+       null, null, null, null, w.lane_id, true
   from want w
 
 -- :name promote

@@ -16,8 +16,9 @@ import msgspec
 from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import NotFound
 from tocsin.flow import fleet, logs
-from tocsin.flow.keys import RunTokens
-from tocsin.flow.report import Ending, Reported, Returned, claims_after, give_back, held, report
+from tocsin.flow.keys import RunTokens, http_allow
+from tocsin.flow.note import note
+from tocsin.flow.report import Ending, Reported, Returned, attempt_of, claims_after, give_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.model.access import Identity
@@ -36,6 +37,8 @@ from tocsin.wire import (
     ClaimedRun,
     Finished,
     LogShipment,
+    Notes,
+    NotesAnswer,
     Register,
     Registered,
     Report,
@@ -196,6 +199,11 @@ class Gateway:
         await self._session(who, worker_id)
         await logs.ship(self._db, self._objects, worker_id, body.chunks)
 
+    async def note(self, who: Identity, worker_id: str, body: Notes) -> NotesAnswer:
+        """Keep what runs say of themselves."""
+        await self._session(who, worker_id)
+        return NotesAnswer(kept=await note(self._db, worker_id, body.notes))
+
     def stop(self, stops: Sequence[Stop]) -> None:
         """Pass stop orders on to workers of this node; a pending long poll ends so that they arrive at once."""
         for stop in stops:
@@ -349,7 +357,9 @@ class Gateway:
             spec=None if shared else stored.msgpack if packed else stored.json,
             spec_ref=f"{row['job_id']}:{row['job_version']}" if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),
-            token=self._tokens.make(run_id, fence),
+            checkpoint=None if row["checkpoint"] is None else msgspec.json.decode(row["checkpoint"]),
+            # A function is called within the worker and has no need to prove who it is.
+            token="" if stored.kind == "python" else self.tokens.make(row["tenant_id"], run_id, fence),
         )
 
     def _iso(self, at: datetime) -> str:

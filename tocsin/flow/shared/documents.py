@@ -15,7 +15,7 @@ from tocsin.store.db import Row
 NEW_RUN: dict[str, Any] = dict.fromkeys(
     (
         *("outcome", "reason", "blocked_by", "started_at", "finished_at", "worker", "exit_code", "error_class"),
-        *("error", "args", "result", "usage", "tags", "origin_run_id"),
+        *("error", "args", "result", "usage", "tags", "origin_run_id", "progress"),
     )
 ) | dict(count=1, attempt=0, failures=0, losses=0, fence=0)
 
@@ -46,6 +46,7 @@ def run_document(row: Row | Mapping[str, Any]) -> dict[str, Any]:
         "duration_ms": milliseconds(row["started_at"], row["finished_at"]),
         "start_lag_ms": milliseconds(row["ready_at"], row["started_at"]),
         "worker": row["worker"],
+        "progress": row["progress"],
         "exit_code": row["exit_code"],
         "error": error_of(row),
         "args": raw(row["args"]),

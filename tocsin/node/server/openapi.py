@@ -56,6 +56,8 @@ from tocsin.wire import (
     LogShipment,
     NewKey,
     NewTenant,
+    Notes,
+    NotesAnswer,
     Nothing,
     PoolPatch,
     PreviewRequest,
@@ -237,6 +239,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Heartbeat, results and hand-backs, and the server's orders", ReportAnswer, body=Report, problems=(409,)
     ),
     ("POST", "/v1/worker/{id}/logs"): Operation("Ship log lines", LogsStored, body=LogShipment, problems=(409,)),
+    ("POST", "/v1/worker/{id}/notes"): Operation(
+        "Keep what runs say of themselves: progress, and a state for the next attempt", NotesAnswer, body=Notes
+    ),
 }
 
 _STRING: dict[str, Any] = {"type": "string", "maxLength": 1024}
@@ -318,6 +323,16 @@ _EXAMPLES: dict[Any, Any] = {
         "finished": [
             {"run_id": "019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6072", "attempt": 1, "fence": 13, "outcome": "succeeded"}
         ],
+    },
+    Notes: {
+        "notes": [
+            {
+                "run_id": "019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071",
+                "fence": 12,
+                "progress": 0.5,
+                "checkpoint": {"done": 2000},
+            }
+        ]
     },
     LogShipment: {
         "chunks": [

@@ -192,6 +192,7 @@ class Run(Reply):
     duration_ms: float | None
     start_lag_ms: float | None
     worker: str | None
+    progress: float | None
     exit_code: int | None
     error: RunError | None
     args: Any

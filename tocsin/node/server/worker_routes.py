@@ -12,7 +12,7 @@ import msgspec
 from tocsin.errors import BadRequest, InvalidInput
 from tocsin.node.server.http import Call, Handler
 from tocsin.node.server.protocol import Reply
-from tocsin.wire import Claim, LogShipment, Register, Report, encode, encode_msgpack
+from tocsin.wire import Claim, LogShipment, Notes, Register, Report, encode, encode_msgpack
 
 T = TypeVar("T")
 ROUTES: list[tuple[str, str, str, Handler]] = []
@@ -68,6 +68,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 _register, _claim, _report, _logs = _Decoder(Register), _Decoder(Claim), _Decoder(Report), _Decoder(LogShipment)
+_notes = _Decoder(Notes)
 
 
 def _wants_msgpack(call: Call) -> bool:
@@ -100,3 +101,8 @@ async def report(call: Call) -> Reply:
 async def ship_logs(call: Call) -> Reply:
     await call.node.gateway.ship_logs(call.who, call.id(), _logs(call))
     return _answer(call, {"stored": True})
+
+
+@_route("/v1/worker/{id}/notes")
+async def note(call: Call) -> Reply:
+    return _answer(call, await call.node.gateway.note(call.who, call.id(), _notes(call)))
