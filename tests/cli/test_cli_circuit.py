@@ -21,6 +21,7 @@ BILLING = {
         "window": "PT1M",
         "cooldown": "PT5S",
         "max_cooldown": "PT5M",
+        "release_rate": 500,
     },
     "created_at": "2026-12-01T08:00:00.000000Z",
 }

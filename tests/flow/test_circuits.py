@@ -227,7 +227,7 @@ async def test_by_hand_it_stays_open_until_it_is_closed(scene: Scene) -> None:
 async def test_a_circuit_of_its_own_making_and_an_edit(scene: Scene) -> None:
     policy = {"calls": 2, "failure_ratio": 1.0, "cooldown": "PT1S", "max_cooldown": "PT1M"}
     made = await scene.api.call("PUT", "/v1/circuits/crm", json=policy)
-    assert made["policy"] == policy | {"window": "PT1M"} and made["state"] == "closed"
+    assert made["policy"] == policy | {"window": "PT1M", "release_rate": 500} and made["state"] == "closed"
     job = await scene.job(retry=RETRY)
     await scene.ask(job, 2)
     changed = await scene.api.call("PATCH", f"/v1/jobs/{job['id']}", json={"circuit": "crm"})

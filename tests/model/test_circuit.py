@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.model.circuit import (
-    LARGEST_WAVE,
     LAST_WAVE,
     Call,
     Circuit,
@@ -40,7 +39,7 @@ def tripped(policy: CircuitPolicy = POLICY) -> Circuit:
 
 def probed(circuit: Circuit, now: datetime, *failed: bool) -> Circuit:
     """A turn whose canaries end like this."""
-    circuit = went(turned(circuit, 0, now), len(failed), now)
+    circuit = went(turned(circuit, 0, now), POLICY, len(failed), now)
     return counted(circuit, POLICY, calls(*failed, began=now, canary=True), now)
 
 
@@ -107,20 +106,34 @@ def test_canaries_come_in_growing_waves_until_it_closes() -> None:
         now += SECOND
         turn = turned(circuit, 0, now)
         waves.append(turn.release)
-        circuit = went(turn, turn.release, now)
+        circuit = went(turn, POLICY, turn.release, now)
         circuit = counted(circuit, POLICY, calls(*[False] * turn.release, began=now, canary=True), now)
     assert waves[:4] == [1, 2, 4, LAST_WAVE]
     assert circuit.trips == 0 and not any(past.failed for past in circuit.recent)
     while circuit.next_at is not None and len(waves) < 100:
         turn = turned(circuit, 0, circuit.next_at)
         waves.append(turn.release)
-        circuit = went(turn, turn.release if len(waves) < 20 else 0, circuit.next_at)
-    assert all(2 * a == b or b == LARGEST_WAVE for a, b in pairwise(waves[:19]))
+        circuit = went(turn, POLICY, turn.release if len(waves) < 20 else 0, circuit.next_at)
+    assert all(2 * a == b or b == 50 for a, b in pairwise(waves[:19]))
     assert circuit.wave == 0 and circuit.state == "closed"
 
 
+@pytest.mark.parametrize("rate", [1, 7, 500, 10_000])
+def test_what_waited_goes_no_faster_than_the_rate(rate: int) -> None:
+    policy = CircuitPolicy(release_rate=rate)
+    circuit, went_at = closed(T), list[tuple[datetime, int]]()
+    for _ in range(60):
+        assert circuit.next_at is not None
+        turn, now = turned(circuit, 0, circuit.next_at), circuit.next_at
+        went_at.append((now, turn.release))
+        circuit = went(turn, policy, turn.release, now)
+    settled = went_at[10:]
+    seconds = (settled[-1][0] - settled[0][0]).total_seconds()
+    assert sum(count for _, count in settled[:-1]) == pytest.approx(rate * seconds, rel=0.01)
+
+
 def test_nothing_more_goes_while_canaries_are_under_way() -> None:
-    half = went(turned(tripped(), 0, T + SECOND), 1, T + SECOND)
+    half = went(turned(tripped(), 0, T + SECOND), POLICY, 1, T + SECOND)
     turn = turned(half, 1, T + 2 * SECOND)
     assert turn.release == 0 and turn.circuit.state == "half_open"
 
@@ -142,8 +155,8 @@ def test_a_wave_of_which_nothing_was_heard_is_sent_again() -> None:
 def test_what_is_parked_late_is_still_found() -> None:
     """A claim that saw it open may park a run after the last wave found nobody."""
     circuit = closed(T)
-    assert went(Turn(circuit, 16), 0, T + 30 * SECOND).next_at is not None
-    assert went(Turn(circuit, 16), 0, T + 61 * SECOND).next_at is None
+    assert went(Turn(circuit, 16), POLICY, 0, T + 30 * SECOND).next_at is not None
+    assert went(Turn(circuit, 16), POLICY, 0, T + 61 * SECOND).next_at is None
 
 
 def test_by_hand_it_stays_open() -> None:
@@ -163,7 +176,7 @@ def test_while_it_is_open_nobody_goes_and_it_never_gets_stuck(steps: list[tuple[
             turn = turned(circuit, under_way, now)
             assert not turn.release or turn.circuit.state != "open"
             sent = min(turn.release, count)
-            circuit = went(turn, sent, now)
+            circuit = went(turn, POLICY, sent, now)
             under_way = sent if turn.canaries else under_way
         elif what in ("good", "bad"):
             ended = min(count, under_way) if circuit.state == "half_open" else count

@@ -43,6 +43,7 @@ def _fields(circuit: Document) -> Fields:
     yield "last calls", _recent(circuit)
     yield "opens at", f"{policy['failure_ratio']:.0%} of {policy['calls']} calls within {policy['window']}"
     yield "stays open", f"{policy['cooldown']}, doubling up to {policy['max_cooldown']}"
+    yield "then lets go", f"{policy['release_rate']} a second at most"
 
 
 @app.command("list")
@@ -71,11 +72,17 @@ def set_(
     window: Annotated[str | None, Duration] = None,
     cooldown: Annotated[str | None, Duration] = None,
     max_cooldown: Annotated[str | None, Duration] = None,
+    release_rate: Annotated[int | None, typer.Option(help="How many that waited go a second, once it closes.")] = None,
     as_json: Json = False,
 ) -> None:
     """Set when a circuit opens and for how long; what is left out is as by default."""
     policy = jobspec.compact(
-        failure_ratio=failure_ratio, calls=calls, window=window, cooldown=cooldown, max_cooldown=max_cooldown
+        failure_ratio=failure_ratio,
+        calls=calls,
+        window=window,
+        cooldown=cooldown,
+        max_cooldown=max_cooldown,
+        release_rate=release_rate,
     )
     with connect() as client:
         print_document(client.put_circuit(name, policy), _fields, as_json)

@@ -228,7 +228,8 @@ def get_circuit(name: str) -> Call[Document]:
 
 
 def put_circuit(name: str, policy: Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[Document]:
-    """Set when it opens and for how long: `{"failure_ratio", "calls", "window", "cooldown", "max_cooldown"}`."""
+    """Set when it opens and for how long: `{"failure_ratio", "calls", "window", "cooldown", "max_cooldown",
+    "release_rate"}`."""
     return _write("PUT", "v1", "circuits", name, body=policy, key=idempotency_key)
 
 

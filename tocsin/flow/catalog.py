@@ -96,7 +96,7 @@ def _is_its_own(schedule: Schedule | None) -> bool:
 def _new_schedule(
     schedule: Schedule | None, plain: str, seed: str, pool: str, at: datetime, estimates: Estimates
 ) -> tuple[str, str, str]:
-    """A schedule as it stands in a job's JSON, the same with its description, and when it falls due and starts first."""
+    """A schedule as it stands in a job's JSON, the same with its description, and its first instants."""
     words = "" if schedule is None else encode(_explained(schedule, seed, rules_of(schedule.timezone))).decode()
     first = first_fire(schedule, at, None, seed)
     times = encode(_times(first and first + spread(schedule, seed), pool, estimates)).decode()

@@ -50,7 +50,7 @@ async def keep(db: Database) -> Kept:
             woken = []
             if turn.release:
                 woken = await connection.fetch(SQL["release"], key.id, turn.release, turn.canaries)
-            turns.append((key, was, went(turn, len(woken), row["now"])))
+            turns.append((key, was, went(turn, policy_of(row), len(woken), row["now"])))
             freed += woken
             if turn.circuit.state != was.state:
                 moved.append((row["name"], turn.circuit.state))

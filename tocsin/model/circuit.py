@@ -5,8 +5,8 @@ open       Nobody goes; it waits for its cool-down, which doubles each time it o
 half_open  Canaries go, one, then two, then four: each wave when the one before it has ended well. A wave that fails
            opens it again, the last one closes it.
 
-After it has closed, what waited goes in waves that go on growing. An attempt counts only if it began after the circuit
-came into its present state: what was under way when it opened says nothing about what it meets later.
+After it has closed, what waited goes in waves that go on growing, up to a rate. An attempt counts only if it began after
+the circuit came into its present state: what was under way when it opened says nothing about what it meets later.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from tocsin.model.scalars import Duration
 
 State = Literal["closed", "open", "half_open"]
 LAST_WAVE = 8  # of canaries; when it has ended well, the circuit closes
-LARGEST_WAVE = 100  # of what waited, once it has closed; small and often, so that others notice little of it
-_BETWEEN_WAVES = timedelta(seconds=0.05)
+_BETWEEN_WAVES = timedelta(seconds=0.1)
 _CHECK_CANARIES = timedelta(seconds=1)  # their ends are heard of at once; this finds those that never end
 _STRAGGLERS = timedelta(seconds=60)  # longer than any claim that still saw the circuit open, and parks by it
 _CHECK_STRAGGLERS = timedelta(seconds=5)
 
 
 class CircuitPolicy(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """When a circuit opens (`failure_ratio` of the last `calls`, of those within `window`), and for how long."""
+    """When a circuit opens (`failure_ratio` of the last `calls`, of those within `window`), for how long, and how many
+    of those that waited go a second, at most, once it has closed (`release_rate`)."""
 
     failure_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.5
     calls: Annotated[int, Meta(ge=1, le=100)] = 20
     window: Duration = Duration(timedelta(minutes=1))
     cooldown: Duration = Duration(timedelta(seconds=5))
     max_cooldown: Duration = Duration(timedelta(minutes=5))
+    release_rate: Annotated[int, Meta(ge=1, le=10_000)] = 500
 
     def wrong(self) -> Iterator[tuple[str, str]]:
         """What decodes but means nothing: (path, why)."""
@@ -152,15 +153,18 @@ def turned(circuit: Circuit, under_way: int, now: datetime) -> Turn:
             return Turn(circuit, circuit.wave)
 
 
-def went(turn: Turn, count: int, now: datetime) -> Circuit:
-    """The circuit after a turn by which so many went."""
+def went(turn: Turn, policy: CircuitPolicy, count: int, now: datetime) -> Circuit:
+    """The circuit after a turn by which so many went. The next ones go when the rate has room for them, so that neither
+    what has just recovered nor those who share the workers are overrun."""
     circuit = turn.circuit
     if not turn.release:
         return circuit
     if circuit.state == "half_open":
         return circuit._replace(sent=count, next_at=now + _CHECK_CANARIES)
     if count:
-        return circuit._replace(wave=min(LARGEST_WAVE, 2 * circuit.wave), next_at=now + _BETWEEN_WAVES)
+        largest = max(1, int(policy.release_rate * _BETWEEN_WAVES.total_seconds()))
+        pause = max(_BETWEEN_WAVES, timedelta(seconds=count / policy.release_rate))
+        return circuit._replace(wave=min(largest, 2 * circuit.wave), next_at=now + pause)
     if now < circuit.since + _STRAGGLERS:
         return circuit._replace(next_at=now + _CHECK_STRAGGLERS)
     return circuit._replace(wave=0, next_at=None)

@@ -84,8 +84,12 @@ def policy_of(row: Row) -> CircuitPolicy:
 
 
 def policy_text(policy: CircuitPolicy) -> str:
-    """The form in which it is kept."""
-    return encode(policy).decode()
+    """The form in which it is kept: without what is as by default, so that a server that does not know a newer field
+    can read all but those policies that use it."""
+    default = msgspec.structs.asdict(DEFAULT)
+    return encode(
+        {name: value for name, value in msgspec.structs.asdict(policy).items() if value != default[name]}
+    ).decode()
 
 
 def circuit_of(row: Row) -> Circuit:
