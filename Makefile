@@ -12,7 +12,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-time simulate fuzz chaos check format bench lock clean
+.PHONY: help install up demo test test-container test-time simulate fuzz chaos check format bench lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,11 @@ demo: $(VENV)/.runtime ## Show jobs of each kind run for twenty seconds; leaves 
 
 test: $(VENV)/.dev ## Run the tests (ARGS="tests/store -k orphan")
 	$(RUN) -m pytest -n 2 $(ARGS)
+
+test-container: $(VENV)/.dev ## Run jobs in containers of a real podman; installs it (Debian, as root)
+	@command -v podman crun >/dev/null && test -e /usr/bin/busybox -o -e /bin/busybox || \
+		apt-get install --yes --no-install-recommends podman crun busybox-static
+	$(RUN) -m pytest tests/worker/test_container.py tests/worker/conformance -k "container or Container" $(ARGS)
 
 test-time: $(VENV)/.dev ## Hold schedules to a brute-force oracle at every move of every clock, 1970-2037 (half an hour)
 	$(RUN) -m tests.time

@@ -71,6 +71,9 @@ class Settings:
     database_connections: int = _doc(
         "Connections per server for calls and loops, in each of two roles; workers have six of their own.", 8
     )
+    container_engine: str = _doc(
+        "Docker's or podman's socket for a worker's containers, as `unix:///run/docker.sock`; empty: it runs none.", ""
+    )
     kubernetes: str = _doc(
         "Cluster for a worker's Kubernetes Jobs: a kubeconfig file, or `in-cluster`; empty: it runs none.", ""
     )

@@ -72,7 +72,7 @@ class Resources(Struct, frozen=True):
     disk_mb: int = 0
     gpus: int = 0
 
-    def enforced(self, how: Mapping[str, str] | None = None) -> dict[str, str | bool]:
+    def enforced(self, how: Mapping[str, str | bool] | None = None) -> dict[str, str | bool]:
         """For `usage["enforced"]`: how each limit that was asked for is held; False: not at all."""
         asked = (name for name in self.__struct_fields__ if getattr(self, name))
         return {name: how.get(name, False) if how else False for name in asked}

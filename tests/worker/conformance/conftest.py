@@ -10,12 +10,19 @@ import pytest_asyncio
 
 from ..conftest import started
 from ..gateway import Gateway
+from .container import ContainerHarness
 from .harness import Deed, Harness
 from .kubernetes import KubernetesHarness
 from .process import ProcessHarness
 from .python import PythonHarness, PythonThreadHarness
 
-HARNESSES: list[type[Harness]] = [ProcessHarness, PythonHarness, PythonThreadHarness, KubernetesHarness]
+HARNESSES: list[type[Harness]] = [
+    ProcessHarness,
+    PythonHarness,
+    PythonThreadHarness,
+    KubernetesHarness,
+    ContainerHarness,
+]
 
 
 class Site(NamedTuple):

@@ -10,6 +10,7 @@ from tocsin.worker.targets import Resources
 
 CONTAINER = "job"
 
+_NAMES = {"cpu": "cpu", "memory_mb": "memory", "disk_mb": "ephemeral-storage", "gpus": "nvidia.com/gpu"}
 _NO_IMAGE = {"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 _CANNOT_START = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"}
 _NEVER_STARTED = {"ContainerCannotRun", "StartError"}
@@ -67,21 +68,20 @@ def waits_for(pod: Pod | None) -> str:
 def quantities(asked: Resources) -> dict[str, str]:
     """What was asked for, as Kubernetes writes it."""
     wanted = {
-        "cpu": (asked.cpu, f"{round(asked.cpu * 1000)}m"),
-        "memory": (asked.memory_mb, f"{asked.memory_mb}Mi"),
-        "ephemeral-storage": (asked.disk_mb, f"{asked.disk_mb}Mi"),
-        "nvidia.com/gpu": (asked.gpus, str(asked.gpus)),
+        "cpu": asked.cpu and f"{round(asked.cpu * 1000)}m",
+        "memory_mb": asked.memory_mb and f"{asked.memory_mb}Mi",
+        "disk_mb": asked.disk_mb and f"{asked.disk_mb}Mi",
+        "gpus": asked.gpus and str(asked.gpus),
     }
-    return {name: text for name, (amount, text) in wanted.items() if amount}
+    return {_NAMES[name]: text for name, text in wanted.items() if text}
 
 
 def enforced(asked: Resources, pod: Pod) -> dict[str, str | bool]:
     """For each limit that was asked for, how it is held: by the cluster, if the pod that came to be has it."""
     containers = pod.spec.containers if pod.spec is not None else []
     limits = next((c.resources.limits for c in containers if c.name == CONTAINER and c.resources), None) or {}
-    ours = {"cpu": "cpu", "memory": "memory_mb", "ephemeral-storage": "disk_mb", "nvidia.com/gpu": "gpus"}
-    wanted = quantities(asked)
-    return {ours[name]: name in limits and _same(str(limits[name]), text) and "pod" for name, text in wanted.items()}
+    held = {name for name, text in quantities(asked).items() if _same(str(limits.get(name, 0)), text)}
+    return asked.enforced({ours: "pod" for ours, theirs in _NAMES.items() if theirs in held})
 
 
 def _same(found: str, wanted: str) -> bool:

@@ -45,6 +45,14 @@ def _python(place: Place) -> Executor | None:
     return PythonExecutor(place.module, place.slots, place.url, place.family)
 
 
+def _container(place: Place) -> Executor | None:
+    if not place.settings.container_engine:
+        return None
+    from tocsin.worker.executors.container import ContainerExecutor
+
+    return ContainerExecutor(place.settings.container_engine, place.url)
+
+
 def _kubernetes(place: Place) -> Executor | None:
     settings = place.settings
     if not settings.kubernetes:
@@ -63,4 +71,4 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python, _kubernetes)
+_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python, _container, _kubernetes)
