@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import burst, claim, drain, fair, floor, pickup, schedules, storm, submit, xmin
+from bench import burst, claim, drain, fair, floor, pickup, schedules, spawn, storm, submit, xmin
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -131,6 +131,13 @@ def _drain(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.add("drain: noise", f"{middle.foreign_cores:.2f} cores", "used by others meanwhile")
 
 
+def _spawn(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = spawn.measure(made, repeat=options.repeat)
+    report.document["spawn"] = [one.document() for one in found]
+    middle = drain.median(found)
+    report.add("processes started", f"{middle.per_second:,.0f} runs/s", drain.describe(middle))
+
+
 def _pickup(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = pickup.measure(made)
     report.document["pickup"] = [one.document() for one in found]
@@ -197,6 +204,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "burst": _burst,
     "schedules": _schedules,
     "drain": _drain,
+    "spawn": _spawn,
     "submit": _submit,
     "xmin": _xmin,
     "fair": _fair,

@@ -49,10 +49,10 @@ def measure(stand: Stand, *, runs: int = 50_000, slots: int = 2_000, workers: in
     """Several drains on one stand, one after the other."""
     jobs = create_jobs(stand.api)
     say("warming up …")
-    _drain_once(stand, jobs, _WARM_RUNS * TENANTS, slots, workers)
+    drain_once(stand, jobs, _WARM_RUNS * TENANTS, slots, workers)
     found = []
     for number in range(1, repeat + 1):
-        found.append(_drain_once(stand, jobs, runs, slots, workers))
+        found.append(drain_once(stand, jobs, runs, slots, workers))
         say(f"drain {number}/{repeat}: {describe(found[-1])}")
     return found
 
@@ -94,7 +94,8 @@ def enqueue(api: Api, jobs: dict[str, str], runs: int) -> float:
     return time.perf_counter() - begun
 
 
-def _drain_once(stand: Stand, jobs: dict[str, str], runs: int, slots: int, workers: int) -> Drain:
+def drain_once(stand: Stand, jobs: dict[str, str], runs: int, slots: int, workers: int) -> Drain:
+    """Queue so many runs, let workers come, and wait until the last has ended."""
     api = stand.api
     finished = asyncio.run(_finished(stand, jobs))
     claimed, reported = api.counter(_CLAIMED), api.counter(_REPORTED)

@@ -29,6 +29,10 @@ def job(**fields: Any) -> dict[str, Any]:
 CREATED: list[tuple[list[str], dict[str, Any]]] = [
     (["--", "echo", "--hi"], {"target": {"kind": "process", "command": ["echo", "--hi"]}}),
     (
+        ["--shell", "--no-sandbox", "--", "ls $1 | wc -l", "/tmp"],
+        {"target": {"kind": "process", "command": ["ls $1 | wc -l", "/tmp"], "shell": True, "sandbox": False}},
+    ),
+    (
         ["--name", "n", "--cron", "0 9 * * *", "--tz", "Europe/Paris", "--", "true"],
         {
             "name": "n",
@@ -117,6 +121,8 @@ def test_a_document_may_come_from_a_file(script: Script, tocsin: Tocsin, tmp_pat
         ["--python", "f", "--kwargs", "{"],
         ["--kwargs", "{}", "--", "true"],
         ["--python", "f", "--env", "A=B"],
+        ["--python", "f", "--shell"],
+        ["--sandbox"],
         ["--env", "A=B"],
         ["--tag", "novalue", "--", "true"],
         ["--file", "/does/not/exist"],

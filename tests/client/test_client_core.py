@@ -67,6 +67,7 @@ class TestRequests:
             "cwd": None,
             "stdin": None,
             "shell": False,
+            "sandbox": False,
         }
 
     def test_a_run_sends_only_what_is_given(self) -> None:

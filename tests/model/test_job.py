@@ -27,7 +27,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "dst": {"gap": "next_valid", "overlap": "first"},
         "misfire": {"policy": "latest", "window": "PT1H", "max": 100},
     }
-    assert stored["target"] == PROCESS | {"env": {}, "cwd": None, "stdin": None, "shell": False}
+    assert stored["target"] == PROCESS | {"env": {}, "cwd": None, "stdin": None, "shell": False, "sandbox": False}
     assert stored["retry"] == {
         **{"max_attempts": 4, "backoff": "exponential", "delay": "PT1S", "max_delay": "PT1H", "multiplier": 2.0},
         **{"jitter": "full", "retry_on": [], "give_up_on": []},
@@ -49,7 +49,6 @@ def test_what_is_stored_reads_back_the_same() -> None:
     "given",
     [
         {"colour": "red"},
-        {"target": {"kind": "process", "command": "rm -rf /"}},
         {"target": {"kind": "process", "command": []}},
         {"target": {"kind": "teapot"}},
         {"target": {"kind": "python", "function": "os.system('x')"}},
@@ -101,6 +100,10 @@ def test_a_wrong_shape_does_not_decode(given: dict[str, Any]) -> None:
         ({"tags": {"a b": "x"}}, "tags.a b"),
         ({"target": {"kind": "process", "command": ["a\0b"]}}, "target.command"),
         ({"target": {"kind": "process", "command": [""]}}, "target.command[0]"),
+        ({"target": {"kind": "process", "command": "rm -rf /"}}, "target.command"),
+        ({"target": {"kind": "process", "command": " ", "shell": True}}, "target.command[0]"),
+        ({"target": {"kind": "process", "command": "a\0b", "shell": True}}, "target.command"),
+        ({"target": PROCESS | {"stdin": "a\0b"}}, "target.stdin"),
         ({"target": {"kind": "process", "command": ["x" * 131_073]}}, "target.command"),
         ({"target": PROCESS | {"env": {"LD_PRELOAD": "x"}}}, "target.env.LD_PRELOAD"),
         ({"target": PROCESS | {"env": {"PATH": "x"}}}, "target.env.PATH"),
@@ -129,7 +132,6 @@ def test_every_wrong_field_is_named_at_once() -> None:
         ({"depends_on": [{"job": "a"}]}, "depends_on"),
         ({"secrets": {"A": "b"}}, "secrets"),
         ({"notify": [{}]}, "notify"),
-        ({"target": PROCESS | {"shell": True}}, "target.shell"),
     ],
 )
 def test_what_is_not_built_is_said_not_ignored(given: dict[str, Any], path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from tocsin.client.credentials import Credentials
@@ -12,10 +13,11 @@ from tocsin.worker import executors
 given = json.loads(sys.argv[1])
 executors.STOP_GRACE = given.get("grace", 5.0)  # before any executor takes it from there
 
-from tocsin.worker import logs, main  # noqa: E402
+from tocsin.worker import limits, logs, main  # noqa: E402
 from tocsin.worker.executors import python  # noqa: E402
 
 logs.RESULT_WAITS = given.get("result_waits", logs.RESULT_WAITS)
+limits.PROCESSES = given.get("processes", limits.PROCESSES)
 python._BACK_OFF = (0.0,) * 5
 python.PythonExecutor.head_start = given.get("head_start", python.PythonExecutor.head_start)
 sys.exit(
@@ -25,7 +27,7 @@ sys.exit(
         module=given.get("module"),
         pool="default",
         slots=given.get("slots", 8),
-        name="test",
+        name=f"test-{os.getpid()}",
         labels={"region": "here"},
         editor=Credentials(given["url"], given["editor"]) if "editor" in given else None,
         settings=Settings(drain_seconds=given.get("drain_grace", 10.0), **given.get("settings", {})),

@@ -56,6 +56,12 @@ class Flags:
     kwargs: Annotated[str | None, typer.Option(help="Its arguments, a JSON object.")] = None
     env: Annotated[list[str] | None, typer.Option(help="A variable of the command.", metavar="NAME=VALUE")] = None
     cwd: Annotated[str | None, typer.Option(help="The command's folder on the worker.")] = None
+    shell: Annotated[
+        bool | None, typer.Option("--shell/--no-shell", help="The command is a line for /bin/sh, and its $1, $2 …")
+    ] = None
+    sandbox: Annotated[
+        bool | None, typer.Option("--sandbox/--no-sandbox", help="Read-only system, own /tmp, no network.")
+    ] = None
     pool: Annotated[str | None, typer.Option(help="Which workers.")] = None
     priority: Annotated[int | None, typer.Option(help="0 to 1000, 1000 first.")] = None
     cpu: Annotated[float | None, typer.Option(help="Processors that a run takes.")] = None
@@ -124,25 +130,28 @@ class Flags:
 
     def _target(self) -> Document | None:
         """A program with its arguments, or a function of the workers."""
-        env = assignments(self.env, "--env")
+        how = self._how()
         if self.command and self.python:
             raise typer.BadParameter("give either --python or a command, not both")
         if self.python:
-            if env or self.cwd:
-                raise typer.BadParameter("--env and --cwd belong to a command, not to --python")
+            if how:
+                raise typer.BadParameter(f"{_options(how)} belong to a command, not to --python")
             return compact(kind="python", function=self.python, kwargs=json_object(self.kwargs, "--kwargs"))
         if self.kwargs is not None:
             raise typer.BadParameter("--kwargs belongs to --python")
         if self.command:
-            return compact(kind="process", command=self.command, env=env, cwd=self.cwd)
-        if env or self.cwd:
-            raise typer.BadParameter("--env and --cwd need a command: -- program arguments…")
+            return compact(kind="process", command=self.command) | how
+        if how:
+            raise typer.BadParameter(f"{_options(how)} need a command: -- program arguments…")
         return None
+
+    def _how(self) -> Document:
+        """What only a command has."""
+        return compact(env=assignments(self.env, "--env"), cwd=self.cwd, shell=self.shell, sandbox=self.sandbox)
 
     def _target_patch(self) -> Document:
         if not self.command and not self.python:  # they are for the target it has
-            env, kwargs = assignments(self.env, "--env"), json_object(self.kwargs, "--kwargs")
-            return compact(env=env, cwd=self.cwd, kwargs=kwargs)
+            return self._how() | compact(kwargs=json_object(self.kwargs, "--kwargs"))
         chosen = self._target() or {}
         return dict.fromkeys(_fields_of_others(chosen["kind"])) | chosen
 
@@ -166,9 +175,12 @@ def schedule(**given: Any) -> Document | None:
     """When: at most one of the kinds, and what bounds it; none means now, once."""
     chosen, bounds = _split(given)
     if bounds and not chosen:
-        options = ", ".join("--tz" if name == "timezone" else f"--{name.replace('_', '-')}" for name in bounds)
-        raise typer.BadParameter(f"{options} need a schedule, such as --cron, --every or --text")
+        raise typer.BadParameter(f"{_options(bounds)} need a schedule, such as --cron, --every or --text")
     return chosen | bounds or None
+
+
+def _options(given: Iterable[str]) -> str:
+    return ", ".join("--tz" if name == "timezone" else f"--{name.replace('_', '-')}" for name in given)
 
 
 def _split(given: Document) -> tuple[Document, Document]:

@@ -275,5 +275,3 @@ def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
     if _planned_of(spec) != _planned_of(_BLANK):
         yield from (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))
-    if isinstance(spec.target, ProcessTarget) and spec.target.shell:
-        yield "target.shell"

@@ -22,13 +22,24 @@ class _Part(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
 
 class ProcessTarget(_Part, frozen=True, tag_field="kind", tag="process"):
-    """A program and its arguments, run on the worker in a process group of its own."""
+    """A program and its arguments, run on the worker in a process group of its own. With `shell`, the first word is a
+    line for `/bin/sh`, and the others are its `$1`, `$2` and so on; the line may also stand alone, as a string.
+    `sandbox`: only on workers that have one; there the system is read-only and there is no network."""
 
-    command: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    command: (
+        Annotated[list[str], Meta(min_length=1, max_length=1000)]
+        | Annotated[str, Meta(min_length=1, max_length=_LONGEST_COMMAND)]
+    )
     env: dict[str, str] = {}
     cwd: Line | None = None
     stdin: Annotated[str, Meta(max_length=65_536)] | None = None
     shell: bool = False
+    sandbox: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The program, or the shell's line, and its arguments."""
+        return [self.command] if isinstance(self.command, str) else self.command
 
 
 class PythonTarget(_Part, frozen=True, tag_field="kind", tag="python"):
@@ -80,6 +91,11 @@ def kind_of(target: Target) -> str:
     return str(type(target).__struct_config__.tag)
 
 
+def ability_for(target: Target) -> str:
+    """What a worker must have said that it can run: the target's kind, or a harder form of it."""
+    return "sandbox" if isinstance(target, ProcessTarget) and target.sandbox else kind_of(target)
+
+
 def wrong_target(target: Target) -> Iterator[tuple[str, str]]:
     """What decodes, but no worker could run: the path of each such field, and why."""
     if isinstance(target, ProcessTarget):
@@ -89,9 +105,11 @@ def wrong_target(target: Target) -> Iterator[tuple[str, str]]:
 def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
     if "\0" in "".join((target.cwd or "", target.stdin or "")):
         yield "target.stdin", "a NUL character cannot be passed to a program"
-    if not target.command[0]:
+    if isinstance(target.command, str) and not target.shell:
+        yield "target.command", "is a list of the program and its arguments; one line of text needs shell: true"
+    if not target.words[0].strip():
         yield "target.command[0]", "names no program"
-    yield from wrong_command(target.command)
+    yield from wrong_command(target.words)
     yield from wrong_env(target.env)
 
 

@@ -13,10 +13,17 @@ from msgspec import Struct, field
 class ProcessTarget(Struct, tag_field="kind", tag="process"):
     """A program."""
 
-    command: list[str]
+    command: list[str] | str
     env: dict[str, str] = {}
     cwd: str | None = None
     stdin: str | None = None
+    shell: bool = False
+    sandbox: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The program, or the shell's line, and its arguments."""
+        return [self.command] if isinstance(self.command, str) else self.command
 
 
 class PythonTarget(Struct, tag_field="kind", tag="python"):

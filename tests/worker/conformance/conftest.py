@@ -13,11 +13,12 @@ from ..gateway import Gateway
 from .container import ContainerHarness
 from .harness import Deed, Harness
 from .kubernetes import KubernetesHarness
-from .process import ProcessHarness
+from .process import ProcessHarness, SandboxHarness
 from .python import PythonHarness, PythonThreadHarness
 
 HARNESSES: list[type[Harness]] = [
     ProcessHarness,
+    SandboxHarness,
     PythonHarness,
     PythonThreadHarness,
     KubernetesHarness,

@@ -9,7 +9,7 @@ import msgspec
 
 from tocsin.model.job import JobSpec
 from tocsin.model.resources import NOTHING, Amounts, Labels, class_of, matches, may_hold
-from tocsin.model.targets import PythonTarget, kind_of
+from tocsin.model.targets import PythonTarget, ability_for
 from tocsin.store.db import Database, Row, Sql, columns
 
 SQL = Sql(__file__)
@@ -33,7 +33,8 @@ def lane_key(spec: JobSpec) -> LaneKey:
     function = spec.target.function if isinstance(spec.target, PythonTarget) else ""
     require, prefer = _pairs(spec.placement.require), _pairs(spec.placement.prefer)
     fitted = prefer or spec.needs != NOTHING
-    return LaneKey(spec.pool, kind_of(spec.target), function, require, class_of(spec.needs) if fitted else None, prefer)
+    needs = class_of(spec.needs) if fitted else None
+    return LaneKey(spec.pool, ability_for(spec.target), function, require, needs, prefer)
 
 
 def _pairs(labels: Labels) -> Pairs:

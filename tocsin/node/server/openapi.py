@@ -389,7 +389,6 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
         for field in fields:
             del schemas[name]["properties"][field]
     schemas["JobSpec"]["properties"]["overlap"]["enum"].remove("replace")
-    schemas["ProcessTarget"]["properties"]["shell"] = {"const": False, "default": False}  # replies have it, too
     return dict(zip(types, made, strict=True)), schemas
 
 

@@ -1,4 +1,4 @@
-"""Target `process`: a program without a shell, in a session of its own, with a clean environment."""
+"""Target `process`: a program, in a session and a working folder of its own, with a clean environment and limits."""
 
 from __future__ import annotations
 
@@ -10,23 +10,33 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
-from tocsin.worker import proctree
+from tocsin.worker import limits, proctree, sandbox
 from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, kill_tree
+from tocsin.worker.folders import Folders
+from tocsin.worker.limits import Hold, Limits
 from tocsin.worker.lines import LineSplitter, OutputLimit
 from tocsin.worker.proctree import Family, Tree
-from tocsin.worker.targets import NO_RESOURCES, ProcessTarget
+from tocsin.worker.sandbox import Sandbox
+from tocsin.worker.targets import ProcessTarget
 
 log = get_logger("worker")
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SSL_CERT_FILE")
 _READ = 1 << 16
 _LAST_OUTPUT = 1.0  # how long to wait for the end of the output once the whole tree is gone
+
+
+class _Room(NamedTuple):
+    """What a run has for itself while it runs: its limits, and its working folder unless its job names one."""
+
+    hold: Hold
+    folder: str | None
 
 
 class ProcessExecutor(Executor):
@@ -37,6 +47,7 @@ class ProcessExecutor(Executor):
     def __init__(self, url: str, family: Family) -> None:
         super().__init__()
         self._url, self._family = url, family
+        self._limits, self._sandbox, self._folders = Limits(), Sandbox(), Folders()
         self._base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         self._running: dict[Attempt, _Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,6 +55,12 @@ class ProcessExecutor(Executor):
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
         self._die_with_us = None if setpriv else proctree.die_with_parent(os.getpid())
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._folders.sweep)
+
+    def offers(self) -> list[str]:
+        return ["process", "sandbox"] if self._sandbox.works else ["process"]
 
     def start(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
@@ -63,45 +80,82 @@ class ProcessExecutor(Executor):
             if left:
                 log.error("some processes cannot be killed", runs=len(left))
 
+    async def close(self) -> None:
+        await super().close()
+        self._limits.close()
+        await asyncio.to_thread(self._folders.close)
+
     def _start(self, attempt: Attempt) -> None:
         attempt.started_ns = time.monotonic_ns()
-        tree = self._family.tree(f"{attempt.run.run_id}:{attempt.run.fence}")
+        target: ProcessTarget = attempt.target
+        room: _Room | None = None
         try:
-            popen = self._spawn(attempt, tree)
-            process = _Process(self, attempt, popen, tree._replace(root=popen.pid), self._family)
+            room = self._room(attempt)
+            process = self._spawn(attempt, room)
         except (OSError, ValueError, UnicodeError) as exc:
-            end = attempt.finished("failed", error_class="start", message=f"{attempt.target.command[0]}: {exc}")
+            if room is not None:
+                self._vacate_empty(room)
+            end = attempt.finished("failed", error_class="start", message=f"{target.words[0]}: {exc}")
             self.sink.ended([(attempt, end)])
             return
         self._running[attempt] = process
-        self._family.children.add(popen.pid)
-        proctree.yield_to_us(popen.pid)
+        self._family.children.add(process.popen.pid)
+        proctree.yield_to_us(process.popen.pid)
+        limits.settle(process.popen.pid)
         task = asyncio.ensure_future(self._supervise(attempt, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _spawn(self, attempt: Attempt, tree: Tree) -> subprocess.Popen[bytes]:
+    def _room(self, attempt: Attempt) -> _Room:
         target: ProcessTarget = attempt.target
-        env = self._environment(attempt, target, tree.mark)
-        program = _find(target, env)
+        hold = self._limits.hold(attempt.resources)
+        if target.cwd is not None:
+            return _Room(hold, None)
+        try:
+            return _Room(hold, self._folders.make(self._sandbox.owner if target.sandbox else None))
+        except OSError:
+            self._limits.release(hold, empty=True)
+            raise
+
+    def _vacate_empty(self, room: _Room) -> None:
+        """Nothing was started in it."""
+        self._limits.release(room.hold, empty=True)
+        if room.folder is not None:
+            os.rmdir(room.folder)
+
+    def _spawn(self, attempt: Attempt, room: _Room) -> _Process:
+        target: ProcessTarget = attempt.target
+        tree = self._family.tree(f"{attempt.run.run_id}:{attempt.run.fence}")
+        env = self._environment(attempt, tree.mark, room)
+        around = self._sandbox.around(room.folder, target.cwd) if target.sandbox else []
+        command = _command(target, target.cwd or room.folder or "", env)
         with _stdin(target.stdin) as stdin, proctree.branded(tree.brands[0]):
             # On the loop's thread on purpose: the child dies with the thread that starts it.
-            return subprocess.Popen(
-                [*self._prefix, program, *target.command[1:]],
+            popen = subprocess.Popen(
+                [*room.hold.prefix, *self._prefix, *around, *command],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                cwd=target.cwd,
+                cwd=target.cwd or room.folder,
                 env=env,
                 start_new_session=True,
                 preexec_fn=self._die_with_us,
             )
+        doors = tuple(room.hold.group.doors) if room.hold.group else ()
+        try:
+            return _Process(self, attempt, popen, tree._replace(root=popen.pid, doors=doors), self._family, room)
+        except OSError:  # no file descriptors left
+            popen.kill()
+            popen.wait()
+            raise
 
-    def _environment(self, attempt: Attempt, target: ProcessTarget, mark: str) -> dict[str, str]:
-        run = attempt.run
+    def _environment(self, attempt: Attempt, mark: str, room: _Room) -> dict[str, str]:
+        run, target = attempt.run, attempt.target
         return {
             **self._base,
+            **({"TMPDIR": room.folder} if room.folder else {}),
+            **({"HOME": sandbox.HOME, "TMPDIR": sandbox.HOME} if target.sandbox else {}),
             **target.env,
             **run.secrets,
             "TOCSIN_RUN_ID": run.run_id,
@@ -122,17 +176,27 @@ class ProcessExecutor(Executor):
         process.reap()
         self._family.children.discard(process.popen.pid)
         await process.drain()
+        end = process.end()
+        self._limits.release(process.room.hold, empty=process.tree_gone)
+        if process.room.folder is not None:
+            await self._folders.remove(process.room.folder)
         del self._running[attempt]
-        self.sink.ended([(attempt, process.end())])
+        self.sink.ended([(attempt, end)])
 
 
 class _Process:
     """One program: its pipes, its clock, and how it ended."""
 
     def __init__(
-        self, executor: ProcessExecutor, attempt: Attempt, popen: subprocess.Popen[bytes], tree: Tree, family: Family
+        self,
+        executor: ProcessExecutor,
+        attempt: Attempt,
+        popen: subprocess.Popen[bytes],
+        tree: Tree,
+        family: Family,
+        room: _Room,
     ) -> None:
-        self.popen = popen
+        self.popen, self.room = popen, room
         self._tree, self._family = tree, family
         self.kill = asyncio.Event()
         self.lost: Why | None = None
@@ -141,6 +205,7 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         self.limit = OutputLimit()
         self._usage: dict[str, Any] = {}
+        self._ooms = 0
         self._exited = self._loop.create_future()
         self._grace: asyncio.TimerHandle | None = None
         self._pidfd = os.pidfd_open(popen.pid)
@@ -178,7 +243,9 @@ class _Process:
         if self._attempt.stopping or self._exited.done():
             return
         self._attempt.stopping = "timeout" if why == "timeout" else "cancelled"
-        proctree.signal_group(self.popen.pid, signal.SIGTERM)
+        # In a sandbox, those that keep it up must live for the program to be able to end by itself.
+        ask = proctree.signal_within if self._attempt.target.sandbox else proctree.signal_group
+        ask(self.popen.pid, signal.SIGTERM)
         self._grace = self._loop.call_later(STOP_GRACE, self.kill.set)
 
     async def drain(self) -> None:
@@ -193,8 +260,6 @@ class _Process:
         """How the attempt ended."""
         end = self._outcome()
         end.usage = self._usage
-        if self._attempt.resources is not NO_RESOURCES:
-            end.usage["enforced"] = self._attempt.resources.enforced()
         return end
 
     def _outcome(self) -> Finished:
@@ -209,6 +274,9 @@ class _Process:
             return attempt.finished("cancelled", exit_code=code if code >= 0 else None)
         if code == 0:
             return attempt.finished("succeeded", exit_code=0)
+        if self._ooms:
+            text = f"more memory than the {attempt.resources.memory_mb} MB that it was given"
+            return attempt.finished("failed", exit_code=code if code > 0 else None, error_class="oom", message=text)
         if code > 0:
             return attempt.finished("failed", exit_code=code, error_class="exit", message=f"exit code {code}")
         return attempt.finished("failed", error_class="signal", message=f"killed by {_signal_name(-code)}")
@@ -228,8 +296,14 @@ class _Process:
     def reap(self) -> None:
         """Let go of the process id, and note what the program used."""
         _, status, used = os.wait4(self.popen.pid, 0)
-        self.popen.returncode = os.waitstatus_to_exitcode(status)
-        self._usage = {"cpu_ms": round((used.ru_utime + used.ru_stime) * 1000), "max_rss_kb": used.ru_maxrss}
+        code = os.waitstatus_to_exitcode(status)
+        # A sandbox tells of a signal as shells do.
+        self.popen.returncode = 128 - code if self._attempt.target.sandbox and code > 128 else code
+        hold = self.room.hold
+        if hold.group is not None and self._attempt.resources.memory_mb:
+            self._ooms = hold.group.ooms()
+        cpu_ms = round((used.ru_utime + used.ru_stime) * 1000)
+        self._usage = {"cpu_ms": cpu_ms, "max_rss_kb": used.ru_maxrss, "enforced": hold.enforced}
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -269,11 +343,17 @@ class _Pipe:
             self._file.close()
 
 
-def _find(target: ProcessTarget, env: dict[str, str]) -> str:
-    """The program's file; names with a slash count from the working directory of the run."""
-    name = target.command[0]
+def _command(target: ProcessTarget, cwd: str, env: dict[str, str]) -> list[str]:
+    first, *others = target.words
+    if target.shell:
+        return ["/bin/sh", "-c", first, "sh", *others]
+    return [_find(first, cwd, env), *others]
+
+
+def _find(name: str, cwd: str, env: dict[str, str]) -> str:
+    """The program's file; names with a slash count from the working folder of the run."""
     if "/" in name:
-        name = os.path.join(target.cwd or "", name)
+        name = os.path.join(cwd, name)
     found = shutil.which(name, path=env.get("PATH", os.defpath))
     if found is None:
         raise FileNotFoundError("there is no such program, or it cannot be executed")
