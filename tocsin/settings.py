@@ -79,6 +79,9 @@ class Settings:
     )
     kubernetes_namespaces: str = _doc("Namespaces that jobs may use, by commas; the first is the default.", "default")
     kubernetes_service_accounts: str = _doc("Service accounts that jobs may name, by commas.", "")
+    http_private: bool = _doc(
+        "Let http jobs on this worker reach private networks and this machine, of all tenants: for development.", False
+    )
     log_level: str = _doc("debug, info, warning or error.", "info")
     log_json: bool = _doc("Log lines as JSON instead of for people.", False)
     failpoints: str = _doc("Faults to inject, for tests only; see tocsin/failpoints.py.", "")

@@ -103,6 +103,21 @@ class Why(_Body):
     reason: Annotated[str, Meta(max_length=1024)] = ""
 
 
+class Failure(_Body):
+    """What went wrong; `class` is what `retry_on` and `give_up_on` name."""
+
+    class_: Annotated[str, Meta(min_length=1, max_length=256)] = msgspec.field(name="class")
+    message: Annotated[str, Meta(max_length=8192)] = ""
+
+
+class Completion(_Body):
+    """How an attempt ended, told with its token."""
+
+    outcome: Literal["succeeded", "failed"] = "succeeded"
+    result: Any = None
+    error: Failure | None = None
+
+
 class LetterFilter(_Body):
     """Dead letters by what they have in common; an empty filter means all of them."""
 
@@ -159,6 +174,7 @@ class TenantPatch(_Body):
 
     weight: Weight | UnsetType = UNSET
     quotas: QuotaPatch | UnsetType = UNSET
+    http_allow: Annotated[list[Annotated[str, Meta(max_length=253)]], Meta(max_length=200)] | UnsetType = UNSET
 
 
 # Without control, bidi and zero-width characters: what people read in lists and the audit.
@@ -303,9 +319,12 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
 
 
 class StopOrder(Struct, kw_only=True):
+    """`ended`: the attempt has ended already, told with its own token; there is nothing left to report of it."""
+
     run_id: str
     fence: int
     reason: str = ""
+    ended: bool = False
 
 
 class ClaimAnswer(Struct, kw_only=True):

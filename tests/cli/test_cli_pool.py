@@ -59,6 +59,10 @@ def test_quotas_of_a_tenant(script: Script, tocsin: Tocsin) -> None:
     done = tocsin("tenant", "set", "acme", "--weight", "2", "--quota", "max_jobs=10", "--quota", "submit_rate=none")
     assert done.exit_code == 0, done.output
     assert script.asked[-1].body == {"weight": 2, "quotas": {"max_jobs": 10, "submit_rate": None}}
+    assert tocsin("tenant", "set", "acme", "--http-allow", "a.example", "--http-allow", "10.0.0.0/8").exit_code == 0
+    assert script.asked[-1].body == {"http_allow": ["a.example", "10.0.0.0/8"]}
+    assert tocsin("tenant", "set", "acme", "--http-allow", "none").exit_code == 0
+    assert script.asked[-1].body == {"http_allow": []}
     assert tocsin("tenant", "set", "acme", "--quota", "max_jobs=many").exit_code == 2
     assert tocsin("tenant", "set", "acme").exit_code == 2
     script.on("GET", "/v1/tenants/acme", TENANT)

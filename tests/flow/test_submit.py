@@ -66,7 +66,7 @@ async def test_the_answer_has_every_default_and_says_the_schedule_in_words(scene
 @pytest.mark.parametrize(
     ("body", "code", "path"),
     [
-        ({"target": {"kind": "http", "url": "http://x"}}, "not_supported", "target.kind"),
+        ({"target": {"kind": "http", "url": "file:///etc/passwd"}}, "invalid_input", "target.url"),
         ({"target": {"kind": "container", "image": "x"}}, "not_supported", "target.kind"),
         ({"target": {"kind": "kubernetes", "image": "x"}}, "not_supported", "target.kind"),
         ({"depends_on": [{"job": "a", "on": "success"}]}, "not_supported", "depends_on"),

@@ -12,8 +12,9 @@ EXPECTED = {
     "operator": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate"},
     "editor": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate", "jobs.write"},
     "admin": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate", "jobs.write", "keys.manage"},
-    "platform": set(PERMISSIONS) - {"worker.serve"},
+    "platform": set(PERMISSIONS) - {"worker.serve", "run.complete"},
     "worker": {"worker.serve"},
+    "run": {"run.complete"},
 }
 
 

@@ -105,7 +105,7 @@ def test_ipv6_is_refused_but_for_what_is_given_out(address: IPv6Address) -> None
 )
 def test_an_entry_is_a_host_or_a_network(text: str, read: object) -> None:
     if read is None:
-        with pytest.raises(ValueError, match="host|network"):
+        with pytest.raises(ValueError, match=r"host|network"):
             parse_entry(text)
     else:
         assert parse_entry(text) == read

@@ -36,6 +36,10 @@ def env(**names: Any) -> bytes:
     return job(target={"kind": "process", "command": ["true"], "env": names})
 
 
+def http(url: str = "http://x.example/", **fields: Any) -> bytes:
+    return job(target={"kind": "http", "url": url} | fields)
+
+
 # (row of section 3, body of POST /v1/jobs, status, code)
 BODIES: list[tuple[str, bytes, int, str]] = [
     ("5 invalid UTF-8 in a value", raw('"description": "')[:-1] + b'\xff"}', 400, "malformed_json"),
@@ -115,7 +119,14 @@ BODIES: list[tuple[str, bytes, int, str]] = [
     ("29 cpu negative", job(resources={"cpu": -1}), 422, "invalid_input"),
     ("29 memory negative", job(resources={"memory_mb": -1}), 422, "invalid_input"),
     ("30 a pool that is no name", job(pool="a b"), 422, "invalid_input"),
-    ("31 a target that is not there yet", job(target={"kind": "http", "url": "http://[::1]"}), 422, "not_supported"),
+    ("31 a target URL of a file", http("file:///etc/passwd"), 422, "invalid_input"),
+    ("31 a target URL with a password", http("http://user:pw@x.example/"), 422, "invalid_input"),
+    ("31 a target URL with a line end", http("http://x.example/\r\nEvil: 1"), 422, "invalid_input"),
+    ("31 a target URL whose host is a template", http("http://{args.host}/"), 422, "invalid_input"),
+    ("31 a header that cuts the request", http(headers={"X": "a\r\n\r\nGET / HTTP/1.1"}), 422, "invalid_input"),
+    ("31 a header that frames the request", http(headers={"Transfer-Encoding": "chunked"}), 422, "invalid_input"),
+    ("31 a status that is none", http(expect_status=["2yy"]), 422, "invalid_input"),
+    ("31 a secret that the job does not have", http(sign_with="KEY"), 422, "invalid_input"),
     ("31 an unknown target", job(target={"kind": "ftp"}), 422, "invalid_input"),
     ("32 env name with =", env(**{"A=B": "c"}), 422, "invalid_input"),
     ("32 LD_PRELOAD", env(LD_PRELOAD="/x.so"), 422, "invalid_input"),

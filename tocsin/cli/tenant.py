@@ -50,6 +50,7 @@ def _fields(tenant: Document) -> Fields:
     yield "slug", tenant["slug"]
     yield "weight", str(tenant.get("weight", ""))
     yield "quotas", pairs(_set(tenant)) or "none"
+    yield "http allow", ", ".join(tenant.get("http_allow") or []) or "none"
     yield "uses", pairs(tenant.get("usage"))
     yield "created", local(tenant.get("created_at"))
 
@@ -72,14 +73,23 @@ def set_(
             metavar="NAME=VALUE",
         ),
     ] = None,
+    http_allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A private host or network that its http jobs may call; none of any other. `none` takes all away.",
+            metavar="HOST|NETWORK",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a tenant's weight or quotas."""
+    """Change a tenant's weight, quotas, or whom within the platform's walls its http jobs may call."""
     quotas = {name: _quota(name, value) for name, value in assignments(quota, "--quota").items()}
-    if weight is None and not quotas:
-        raise typer.BadParameter("say --weight or --quota")
+    if weight is None and not quotas and not http_allow:
+        raise typer.BadParameter("say --weight, --quota or --http-allow")
+    allow = [] if http_allow == ["none"] else http_allow or None
     with connect() as client:
-        print_done(client.update_tenant(slug, weight=weight, quotas=quotas or None), f"changed {slug}", as_json)
+        answer = client.update_tenant(slug, weight=weight, quotas=quotas or None, http_allow=allow)
+    print_done(answer, f"changed {slug}", as_json)
 
 
 def _quota(name: str, value: str) -> int | str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
@@ -412,10 +412,12 @@ def update_tenant(
     *,
     weight: int | None = None,
     quotas: Mapping[str, Any] | None = None,
+    http_allow: Sequence[str] | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
-    """Change a tenant's weight, or those of its quotas that are named (None takes one away)."""
-    given = {"weight": weight, "quotas": quotas}
+    """Change a tenant's weight, those of its quotas that are named (None takes one away), or the hosts and networks
+    within the platform's walls that its http jobs may call."""
+    given = {"weight": weight, "quotas": quotas, "http_allow": http_allow}
     body = {field: value for field, value in given.items() if value is not None}
     return _write("PATCH", "v1", "tenants", slug, body=body, key=idempotency_key)
 

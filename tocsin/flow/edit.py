@@ -191,8 +191,8 @@ async def _change(
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
     version = await _store(this, text, lane_id, clock)
-    if old.circuit != new.circuit:
-        await circuits.use(connection, [circuits.use_of(this.key, new.circuit)])
+    if old.circuit_name != new.circuit_name:
+        await circuits.use(connection, [circuits.use_of(this.key, new.circuit_name)])
     if this.moves:
         await _use(this)
     woken = await _limit(this)

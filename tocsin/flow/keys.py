@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -16,14 +17,18 @@ from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity, Role
+from tocsin.model.addresses import check_entry
 from tocsin.model.ids import new_id
 from tocsin.model.limits import BadLimit, parse_rate
 from tocsin.model.quotas import NO_QUOTAS, Quotas
 from tocsin.store.db import Database, Row, Sql
+from tocsin.store.vault import MasterKeys
 from tocsin.wire import NewKey, NewTenant, QuotaPatch, TenantPatch
 
 SQL = Sql(__file__)
 PREFIX = "tcn_"
+RUN_PREFIX = "tcr_"
+_RUN_TOKEN = re.compile(r"tcr_([0-9]{1,9})\.([0-9]{1,19})\.([0-9a-f]{48})", re.ASCII)
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -95,7 +100,8 @@ async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish
 
 
 async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPatch, wish: Wish | None = None) -> None:
-    """Another weight or other quotas; every node goes by them within a second or two."""
+    """Another weight, other quotas or a list of allowed hosts; every node goes by them within a second or two, by the
+    list at once."""
     async with db.transaction("tenants") as connection:
         await recall(connection, wish)
         was = await connection.fetchrow(SQL["lock_tenant"], slug)
@@ -103,8 +109,11 @@ async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPat
             raise NotFound("there is no such tenant")
         weight = was["weight"] if patch.weight is UNSET else patch.weight
         quotas = _changed(Quotas.of(was), patch.quotas)
-        await connection.execute(SQL["change_tenant"], slug, weight, *quotas)
-        entry = audit.entry(who, "tenant.update", f"tenant:{slug}", weight=weight, quotas=quotas._asdict())
+        allow = was["http_allow"] if patch.http_allow is UNSET else _allowed(patch.http_allow)
+        await connection.execute(SQL["change_tenant"], slug, weight, *quotas, allow)
+        entry = audit.entry(
+            who, "tenant.update", f"tenant:{slug}", weight=weight, quotas=quotas._asdict(), http_allow=allow
+        )
         await audit.record(connection, entry)
         await remember(connection, wish, 200, [])
 
@@ -120,6 +129,21 @@ def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
         except BadLimit as error:
             raise InvalidInput.field("quotas.submit_rate", "invalid", str(error)) from None
     return quotas._replace(**given)
+
+
+def _allowed(entries: list[str]) -> list[str]:
+    """The hosts and networks of ours that a tenant's http jobs may call."""
+    for i, entry in enumerate(entries):
+        try:
+            check_entry(entry)
+        except ValueError as error:
+            raise InvalidInput.field(f"http_allow[{i}]", "invalid", str(error)) from None
+    return entries
+
+
+async def http_allow(db: Database, tenant_ids: Iterable[int]) -> dict[int, list[str]]:
+    """Those lists, of the tenants that have one."""
+    return {row["id"]: row["http_allow"] for row in await db.fetch("vital", SQL["http_allow"], list(tenant_ids))}
 
 
 async def get_tenant(db: Database, slug: str) -> dict[str, Any]:
@@ -141,6 +165,7 @@ def _tenant(row: Row) -> dict[str, Any]:
         "slug": row["slug"],
         "weight": row["weight"],
         "quotas": Quotas.of(row)._asdict(),
+        "http_allow": row["http_allow"],
         "created_at": iso(row["created_at"]),
     }
 
@@ -208,21 +233,38 @@ async def found_cluster(db: Database, known: dict[str, str]) -> dict[str, str]:
 
 
 class RunTokens:
-    """Tokens scoped to one (run, fence): what a job may show to prove that it is that attempt."""
+    """Tokens scoped to one attempt: what a job may show to prove that it is that one.
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    Nothing of them is stored. They name tenant and fence and are signed, so that they can be believed without a look
+    into the database; what they are good for ends with the attempt, which the fence in each statement sees to.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        """The first key signs, all are believed."""
+        self._keys = keys
 
     @classmethod
-    async def load(cls, db: Database) -> RunTokens:
-        """The cluster's own secret, the same on every node."""
-        return cls(await db.fetchval("engine", SQL["token_key"]))
+    async def load(cls, db: Database, master: MasterKeys) -> RunTokens:
+        """With keys derived from the master keys; without one, with a secret that stands in the database."""
+        return cls(master.derive_all("run tokens") or [await db.fetchval("engine", SQL["token_key"])])
 
-    def make(self, run_id: str, fence: int) -> str:
+    def make(self, tenant_id: int, run_id: str, fence: int) -> str:
         """The token of one attempt."""
-        # Keyed BLAKE2 is a MAC by itself, and half the price of HMAC: a token is made for every claimed run.
-        return hashlib.blake2b(b"%s:%d" % (run_id.encode(), fence), key=self._key, digest_size=24).hexdigest()
+        return f"{RUN_PREFIX}{tenant_id}.{fence}.{_mac(self._keys[0], tenant_id, run_id, fence)}"
 
-    def fits(self, token: str, run_id: str, fence: int) -> bool:
-        """Whether `token` is that attempt's."""
-        return hmac.compare_digest(token, self.make(run_id, fence))
+    def read(self, token: str, run_id: str) -> Identity | None:
+        """Which attempt of this run shows the token; None if it is not one of ours, or another run's."""
+        found = _RUN_TOKEN.fullmatch(token)
+        if found is None:
+            return None
+        tenant_id, fence = int(found[1]), int(found[2])
+        macs = [_mac(key, tenant_id, run_id, fence) for key in self._keys]
+        if not any([hmac.compare_digest(found[3], mac) for mac in macs]):
+            return None
+        return Identity(run_id, f"run {run_id}", "run", tenant_id, "", fence=fence)
+
+
+def _mac(key: bytes, tenant_id: int, run_id: str, fence: int) -> str:
+    # Keyed BLAKE2 is a MAC by itself, and half the price of HMAC.
+    text = b"%d:%s:%d" % (tenant_id, run_id.encode(), fence)
+    return hashlib.blake2b(text, key=key, digest_size=24, person=b"tocsin run").hexdigest()

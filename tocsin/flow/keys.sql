@@ -27,8 +27,14 @@ returning *
 
 -- :name change_tenant
 update tenants
-   set weight = $2, max_jobs = $3, max_queued = $4, max_running = $5, submit_rate = $6, log_bytes_per_day = $7
+   set weight = $2, max_jobs = $3, max_queued = $4, max_running = $5, submit_rate = $6, log_bytes_per_day = $7,
+       http_allow = $8
  where slug = $1
+
+-- :name http_allow
+select t.id, t.http_allow
+  from unnest($1::int[]) as w(id)
+ cross join lateral (select * from tenants t where t.id = w.id and t.http_allow <> '{}' limit 1) t
 
 -- :name tenants
 select * from tenants where ($1::int is null or id < $1) order by id desc limit $2

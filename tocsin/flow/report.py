@@ -190,6 +190,7 @@ def _unless_empty(column: list[str | None]) -> list[str | None]:
 
 _SUCCEEDED = _Next("succeeded")
 _TELLING = ("succeeded", "failed", "timeout")  # outcomes that say something about what was called
+_ANSWERED = ("status_4xx", "arguments", "refused_address")  # failures that are the caller's own
 
 
 def _run_id(ending: Ending) -> str:
@@ -223,9 +224,15 @@ async def _look(
         if row["limited"] or row["queues"]:
             special.released.update(gates(job, row["key_id"]))
         if row["circuit_id"] is not None and finished.outcome in _TELLING:
-            call = Call(row["claimed_at"], row["canary"], finished.outcome != "succeeded")
+            call = Call(row["claimed_at"], row["canary"], _speaks_against(finished))
             special.called[row["n"] - 1] = Called(Key(job.tenant_id, row["circuit_id"]), call)
     return special
+
+
+def _speaks_against(finished: Finished) -> bool:
+    """Whether an end says that what was called does not work; one that refuses a request does."""
+    error = finished.error
+    return finished.outcome != "succeeded" and (error is None or error.class_ not in _ANSWERED)
 
 
 def _verdict(row: Row, finished: Finished, retry: Retry | None, means: _Means) -> _Next:
@@ -251,8 +258,15 @@ def _delay(row: Row, finished: Finished, retry: Retry, means: _Means) -> float |
     asked = finished.retry_after
     # A number that is none (it may be sent as such) asks for nothing.
     asked = None if asked is None or asked != asked else asked
+    left_alone = finished.not_before or 0.0
     return after_failure(
-        retry, row["failures"] + 1, error_class, means.rng, asked=asked, give_up=finished.give_up
+        retry,
+        row["failures"] + 1,
+        error_class,
+        means.rng,
+        asked=asked,
+        give_up=finished.give_up,
+        not_before=left_alone if left_alone > 0 else 0.0,
     ).delay
 
 
@@ -328,6 +342,20 @@ async def claims_after(db: Database, worker_id: str, last_claim: int, heard: dat
     made before `heard`, if it says what it had heard of when it asked."""
     rows = await db.fetch("vital", SQL["claims_after"], worker_id, last_claim, heard)
     return [Returned(worker_id, row["id"], row["fence"]) for row in rows]
+
+
+class Known(NamedTuple):
+    """An attempt by its fence: who holds or held it, and how it ended if it has."""
+
+    worker_id: str
+    attempt: int
+    outcome: str | None
+
+
+async def attempt_of(db: Database, tenant_id: int, run_id: str, fence: int) -> Known | None:
+    """The attempt that has, or had, this fence."""
+    row = await db.fetchrow("vital", SQL["attempt_of"], tenant_id, run_id, fence)
+    return None if row is None else Known(*row)
 
 
 class Held(NamedTuple):

@@ -175,3 +175,14 @@ select r.id::text as id, r.fence
 select r.id::text as id, r.fence, r.claim_id, r.state, coalesce(r.stop_reason, '') as stop_reason, r.claimed_at
   from runs r
  where r.worker_id = $1 and r.state in ('running', 'stopping')
+
+-- :name attempt_of
+-- The attempt of a run that has this fence, or had it.
+select r.worker_id::text as worker_id, r.attempt, null::text as outcome
+  from runs r
+ where (r.tenant_id, r.id) between ($1, $2) and ($1, $2) and r.fence = $3 and r.state in ('running', 'stopping')
+union all
+select h.worker_id::text, h.attempt, h.outcome
+  from history h
+ where h.tenant_id = $1 and h.run_id = $2 and h.fence = $3 and h.outcome is not null
+ limit 1

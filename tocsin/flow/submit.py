@@ -182,7 +182,9 @@ async def _commit_jobs(
     db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
 ) -> tuple[dict[int, Answer], list[Hint]]:
     """All of them, but for those that are replays; raises NameTaken and stores none."""
-    alone = not any(job.run or job.use or job.request.wish or job.counts or job.request.spec.circuit for job in jobs)
+    alone = not any(
+        job.run or job.use or job.request.wish or job.counts or job.request.spec.circuit_name for job in jobs
+    )
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
@@ -351,7 +353,7 @@ _tenant_and_name = attrgetter("tenant_and_name")
 
 
 def _circuit(job: _NewJob) -> tuple[Key, str | None]:
-    return Key(job.request.who.tenant_id, job.id), job.request.spec.circuit
+    return Key(job.request.who.tenant_id, job.id), job.request.spec.circuit_name
 
 
 # ── batches of jobs ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,10 +16,12 @@ _INCLUDES: dict[str, tuple[str, ...]] = {
     "admin": ("viewer", "operator", "editor", "admin"),
     "worker": ("worker",),
     "platform": ("viewer", "operator", "editor", "admin", "platform"),
+    # No key has this one: the token of an attempt has, and speaks for that attempt alone.
+    "run": ("run",),
 }
 
 # permission → the least role that has it
-PERMISSIONS: dict[str, Role] = {
+PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "jobs.read": "viewer",
     "runs.read": "viewer",
     "fleet.read": "viewer",
@@ -30,6 +32,7 @@ PERMISSIONS: dict[str, Role] = {
     "fleet.operate": "platform",
     "tenants.manage": "platform",
     "worker.serve": "worker",
+    "run.complete": "run",
 }
 
 
@@ -39,7 +42,8 @@ def allowed(role: str, permission: str) -> bool:
 
 
 class Identity(NamedTuple):
-    """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any."""
+    """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any. `fence`, of the
+    role `run`: which attempt of the run that `key_id` then names."""
 
     key_id: str
     key_name: str
@@ -47,6 +51,7 @@ class Identity(NamedTuple):
     tenant_id: int
     tenant: str
     quotas: Quotas | None = None
+    fence: int = 0
 
     @property
     def actor(self) -> str:

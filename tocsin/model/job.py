@@ -16,10 +16,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from tocsin.errors import InvalidInput, NotSupported
 from tocsin.model import phrases
+from tocsin.model.httpcall import host_of
 from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.scalars import Duration, Instant
-from tocsin.model.targets import Line, ProcessTarget, Target, wrong_target
+from tocsin.model.targets import HttpTarget, Line, ProcessTarget, Target, wrong_target
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
 Name = Annotated[str, Meta(pattern=NAME)]
@@ -171,6 +172,14 @@ class JobSpec(_Part, frozen=True):
         return parse_rate(limit) if isinstance(limit, str) else parse_rate(limit.rate, limit.burst)
 
     @property
+    def circuit_name(self) -> str | None:
+        """The circuit that its calls count for: the one it names; of an http target without one, that of its host."""
+        if self.circuit is None and isinstance(self.target, HttpTarget):
+            host = host_of(self.target.url)
+            return host if _TAG.fullmatch(host) else None
+        return self.circuit
+
+    @property
     def needs(self) -> Amounts:
         """What a run takes of its worker."""
         wanted = self.resources
@@ -243,7 +252,7 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield from _wrong_limits(spec)
     if spec.placement is not _ANYWHERE:
         yield from _wrong_labels(spec.placement)
-    yield from wrong_target(spec.target)
+    yield from wrong_target(spec.target, spec.secrets)
 
 
 def _wrong_labels(placement: Placement) -> Iterator[tuple[str, str]]:

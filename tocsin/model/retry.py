@@ -31,14 +31,17 @@ def after_failure(
     *,
     asked: float | None = None,
     give_up: bool = False,
+    not_before: float = 0.0,
 ) -> Verdict:
     """`failures` counts this one too. What failed may have `asked` to be tried again in so many seconds, whatever its
-    class, or to `give_up`."""
+    class, or to `give_up`. What it called may ask to be left alone for a while (`not_before`), up to `max_delay`."""
     if failures >= policy.max_attempts or give_up:
         return Verdict(None)
     if asked is not None:
         return Verdict(min(max(asked, 0.0), _LONGEST_ASKED))
-    return Verdict(backoff(policy, failures, rng) if _retried(policy, error_class or "") else None)
+    if not _retried(policy, error_class or ""):
+        return Verdict(None)
+    return Verdict(max(backoff(policy, failures, rng), min(not_before, policy.max_delay.seconds)))
 
 
 def after_loss(losses: int, rng: random.Random, spread: float = SHORTEST_SPREAD) -> Verdict:
@@ -71,12 +74,16 @@ def backoff(policy: Retry, failures: int, rng: random.Random) -> float:
 def _retried(policy: Retry, error_class: str) -> bool:
     if error_class in _GIVE_UP or _named(error_class, policy.give_up_on):
         return False
-    return not policy.retry_on or _named(error_class, policy.retry_on)
+    # Whoever is told that his request is wrong sends it again only if its job says so.
+    return _named(error_class, policy.retry_on) if policy.retry_on else error_class != "status_4xx"
 
 
 def _named(error_class: str, names: list[str]) -> bool:
-    """Whether a list names a class, in full or by its last part: `Timeout` means `requests.exceptions.Timeout`, too."""
-    return error_class in names or error_class.rpartition(".")[2] in names
+    """Whether a list names a class, in full or by its last part: `Timeout` means `requests.exceptions.Timeout`, too, as
+    `status_4xx` means `status_429`."""
+    if error_class in names or error_class.rpartition(".")[2] in names:
+        return True
+    return error_class.startswith("status_4") and "status_4xx" in names
 
 
 # ── the budget ───────────────────────────────────────────────────────────────────────────────────────────────────

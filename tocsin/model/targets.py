@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
+
+from tocsin.model.httpcall import wrong_call
 
 Line = Annotated[str, Meta(max_length=1024)]
 
@@ -51,7 +53,11 @@ class PythonTarget(_Part, frozen=True, tag_field="kind", tag="python"):
 
 
 class HttpTarget(_Part, frozen=True, tag_field="kind", tag="http"):
-    """A request that a worker sends; which answers are a success, `expect_status` says (`2xx`, `404`)."""
+    """A request that a worker sends; which answers are a success, `expect_status` says (`2xx`, `404`).
+
+    Without a `body`, methods that have one send the run's arguments as JSON. `redirects`: how many are followed at
+    most. `sign_with`: the name, in the job's `secrets`, of the secret that signs it (Standard Webhooks). `callback`:
+    the request carries a token, and an answer of 202 leaves the run running until `…/complete` is called with it."""
 
     url: Annotated[str, Meta(min_length=1, max_length=8192)]
     method: Annotated[str, Meta(pattern=r"^[A-Z]{1,32}(?!\n)$")] = "POST"
@@ -60,6 +66,9 @@ class HttpTarget(_Part, frozen=True, tag_field="kind", tag="http"):
     expect_status: Annotated[
         list[Annotated[str, Meta(pattern=r"^[1-5](xx|[0-9]{2})(?!\n)$")]], Meta(min_length=1, max_length=50)
     ] = field(default_factory=lambda: ["2xx"])
+    redirects: Annotated[int, Meta(ge=0, le=10)] = 0
+    sign_with: Annotated[str, Meta(max_length=128)] | None = None
+    callback: bool = False
 
 
 class ContainerTarget(_Part, frozen=True, tag_field="kind", tag="container"):
@@ -82,8 +91,8 @@ class KubernetesTarget(_Part, frozen=True, tag_field="kind", tag="kubernetes"):
 
 
 # A kind goes over from the second line to the first with the executor that runs it.
-Target: TypeAlias = ProcessTarget | PythonTarget
-PLANNED_TARGETS = ("http", "container", "kubernetes")
+Target: TypeAlias = ProcessTarget | PythonTarget | HttpTarget
+PLANNED_TARGETS = ("container", "kubernetes")
 
 
 def kind_of(target: Target) -> str:
@@ -96,10 +105,13 @@ def ability_for(target: Target) -> str:
     return "sandbox" if isinstance(target, ProcessTarget) and target.sandbox else kind_of(target)
 
 
-def wrong_target(target: Target) -> Iterator[tuple[str, str]]:
-    """What decodes, but no worker could run: the path of each such field, and why."""
+def wrong_target(target: Target, secrets: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    """What decodes, but no worker could run: the path of each such field, and why. `secrets`: the names under which
+    the job has some."""
     if isinstance(target, ProcessTarget):
         yield from _wrong_process(target)
+    elif isinstance(target, HttpTarget):
+        yield from wrong_call(target, secrets)
 
 
 def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:

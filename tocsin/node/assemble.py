@@ -84,7 +84,7 @@ class Node:
         await migrations.refuse_newer(self.db)
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
-        tokens = await keys.RunTokens.load(self.db)
+        tokens = await keys.RunTokens.load(self.db, self.master_keys)
         self.gateway = Gateway(self.db, self.settings, self.dispatcher, self.specs, tokens, self.objects, self.tell)
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake

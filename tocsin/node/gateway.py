@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import EPOCH, iso, lease_margin
-from tocsin.errors import NotFound
+from tocsin.errors import Conflict, NotFound
 from tocsin.flow import fleet, logs
 from tocsin.flow.keys import RunTokens, http_allow
 from tocsin.flow.note import note
@@ -35,6 +35,7 @@ from tocsin.wire import (
     Claim,
     ClaimAnswer,
     ClaimedRun,
+    Completion,
     Finished,
     LogShipment,
     Notes,
@@ -43,6 +44,7 @@ from tocsin.wire import (
     Registered,
     Report,
     ReportAnswer,
+    RunError,
     RunKey,
     StopOrder,
 )
@@ -52,6 +54,7 @@ _MOST_SLOTS = 10_000
 _MOST_ENDINGS = 20
 _MOST_PLAIN = 200_000
 _MOST_GIVEN_BACK = 1_000
+_UNTIL_NOW = 1e11  # milliseconds: longer than any attempt, and no attempt ends after now
 
 
 @dataclass
@@ -96,7 +99,7 @@ class Gateway:
         self._settings = settings
         self._dispatcher = dispatcher
         self._specs = specs
-        self._tokens = tokens
+        self.tokens = tokens
         self._objects = objects
         self._hint = hint
         self._rng = random.Random()
@@ -194,6 +197,27 @@ class Gateway:
             now=iso(self._db.clock.reached()),
         )
 
+    async def complete(self, who: Identity, body: Completion) -> list[Stop]:
+        """End an attempt in its own words, told with its token; who is to be told that. A repeat changes nothing."""
+        found = await attempt_of(self._db, who.tenant_id, who.key_id, who.fence)
+        if found is None or found.outcome not in (None, body.outcome):
+            raise Conflict("this attempt has ended, or another has taken its place", code="superseded")
+        if found.outcome is not None:
+            return []
+        end = Finished(
+            run_id=who.key_id,
+            attempt=found.attempt,
+            fence=who.fence,
+            outcome=body.outcome,
+            ran_ms=_UNTIL_NOW,
+            error=None if body.error is None else RunError(class_=body.error.class_, message=body.error.message),
+            result=body.result,
+        )
+        if not await self._reports.add([Ending(found.worker_id, end)]):
+            raise Conflict("this attempt has ended, or another has taken its place", code="superseded")
+        self._dispatcher.look_for_room()
+        return [Stop(who.key_id, found.worker_id, who.fence, ended=True)]
+
     async def ship_logs(self, who: Identity, worker_id: str, body: LogShipment) -> None:
         """Store log lines."""
         await self._session(who, worker_id)
@@ -209,7 +233,9 @@ class Gateway:
         for stop in stops:
             session = self._sessions.get(stop.worker_id)
             if session is not None:
-                session.orders.append(StopOrder(run_id=stop.run_id, fence=stop.fence, reason="cancelled"))
+                reason = "completed" if stop.ended else "cancelled"
+                order = StopOrder(run_id=stop.run_id, fence=stop.fence, reason=reason, ended=stop.ended)
+                session.orders.append(order)
                 self._rouse(session)
 
     def drain(self, worker_ids: Sequence[str]) -> None:
@@ -330,13 +356,16 @@ class Gateway:
         first = ((row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1)
         self._budgets.started(first, len(rows), time.monotonic())
         known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
+        runs = [
+            self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
+            for row in rows
+        ]
+        if any(stored.kind == "http" for stored in known.values()):
+            await self._let_call(runs, rows)
         orders, session.orders = session.orders, []
         return ClaimAnswer(
             claim_id=session.last_claim,
-            runs=[
-                self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
-                for row in rows
-            ],
+            runs=runs,
             now=iso(max(self._db.clock.reached(), rows[0]["claimed_at"])),
             specs=_shared_specs(known, packed) if shared else {},
             stop=orders,
@@ -361,6 +390,12 @@ class Gateway:
             # A function is called within the worker and has no need to prove who it is.
             token="" if stored.kind == "python" else self.tokens.make(row["tenant_id"], run_id, fence),
         )
+
+    async def _let_call(self, runs: Sequence[ClaimedRun], rows: Sequence[Row]) -> None:
+        """Tell runs whom within our walls they may call; those that are not of kind `http` make nothing of it."""
+        lists = await http_allow(self._db, {row["tenant_id"] for row in rows})
+        for run, row in zip(runs, rows, strict=True):
+            run.http_allow = lists.get(row["tenant_id"], [])
 
     def _iso(self, at: datetime) -> str:
         """Runs of one batch are due at one instant: say it once."""

@@ -27,6 +27,7 @@ class _Message(msgspec.Struct, array_like=True):
     stops: list[tuple[str, str, int]]
     everywhere: bool
     drains: list[str] = []
+    ended: list[tuple[str, str, int]] = []
 
 
 class Whisper(Loop):
@@ -80,8 +81,8 @@ class Whisper(Loop):
 
     def _encode(self, hints: list[Hint], stops: list[Stop], drains: list[str]) -> str:
         few = [(h.lane_id, h.tenant_id, _seconds(h.ready_at), _seconds(h.order_key)) for h in hints[:_MOST]]
-        told = [(s.run_id, s.worker_id, s.fence) for s in stops]
-        message = _Message(self._node, few, told, len(hints) > _MOST, drains)
+        told, ended = ([s[:3] for s in stops if s.ended is wanted] for wanted in (False, True))
+        message = _Message(self._node, few, told, len(hints) > _MOST, drains, ended)
         return msgspec.json.encode(message).decode()
 
     def _on_message(self, payload: str) -> None:
@@ -90,7 +91,8 @@ class Whisper(Loop):
             return
         hints = [Hint(lane, tenant, _instant(due), _instant(key)) for lane, tenant, due, key in message.hints]
         self._heard(hints, message.everywhere)
-        self._stop([Stop(*s) for s in message.stops], message.drains)
+        ended = [Stop(*s, ended=True) for s in message.ended]
+        self._stop([*(Stop(*s) for s in message.stops), *ended], message.drains)
 
     async def stop(self) -> None:
         await super().stop()

@@ -293,7 +293,8 @@ class Session:
             self._busy -= 1
             if attempt.log is None:
                 del live[attempt.key]
-                finished.append(end)
+                if not attempt.over:
+                    finished.append(end)
             else:
                 self._logs.close(attempt.log, _AfterLog(self, attempt, end))
         self._changed()
@@ -302,7 +303,8 @@ class Session:
         """The attempt's lines have arrived, or are not waited for any longer."""
         end.log = attempt.log.summary()
         del self._live[attempt.key]
-        self._finished.append(end)
+        if not attempt.over:
+            self._finished.append(end)
         self._changed()
 
     def handed_back(self, attempts: Iterable[Attempt]) -> None:
@@ -424,6 +426,7 @@ class Session:
         for order in stops:
             attempt = self._live.get((order.run_id, order.fence))
             if attempt is not None:
+                attempt.over = attempt.over or order.ended
                 self._stop(attempt)
         if drain and not self._drain.wanted.is_set():
             log.info("the server asks to drain")

@@ -15,12 +15,14 @@ from .harness import Deed, Harness
 from .kubernetes import KubernetesHarness
 from .process import ProcessHarness, SandboxHarness
 from .python import PythonHarness, PythonThreadHarness
+from .web import HttpHarness
 
 HARNESSES: list[type[Harness]] = [
     ProcessHarness,
     SandboxHarness,
     PythonHarness,
     PythonThreadHarness,
+    HttpHarness,
     KubernetesHarness,
     ContainerHarness,
 ]

@@ -31,6 +31,7 @@ class Harness(ABC):
     kind: ClassVar[str]
     fails_as: ClassVar[tuple[str, int | None]]  # the error class and exit code of "fail"
     dies_as: ClassVar[str]  # the error class of "die"
+    absent_as: ClassVar[str] = "start"  # the error class of "absent"
     lacks: ClassVar[dict[Deed, str]] = {}  # deeds that this kind does not have, and why
     worker: ClassVar[dict[str, Any]] = {}  # what its worker is given (`launch.py`)
 

@@ -50,7 +50,7 @@ async def test_a_run_that_dies(site: Site) -> None:
 
 async def test_a_run_that_cannot_start(site: Site) -> None:
     end = await site.gateway.end_of(site.gateway.submit(site.target("absent")), PATIENCE)
-    assert (end.outcome, class_of(end)) == ("failed", "start")
+    assert (end.outcome, class_of(end)) == ("failed", site.harness.absent_as)
     assert end.error is not None and end.error.message
 
 

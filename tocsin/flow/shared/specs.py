@@ -10,6 +10,7 @@ from functools import cached_property
 import msgspec
 
 from tocsin.model.job import JobSpec
+from tocsin.model.targets import kind_of
 from tocsin.store.db import Connection, Database, Sql, columns
 from tocsin.wire import decode_job_spec, encode_msgpack
 
@@ -35,6 +36,10 @@ class StoredSpec:
     @cached_property
     def msgpack(self) -> msgspec.Raw:
         return msgspec.Raw(encode_msgpack(msgspec.json.decode(self.text)))
+
+    @cached_property
+    def kind(self) -> str:
+        return kind_of(self.spec.target)
 
     @cached_property
     def timeout_ms(self) -> int:

@@ -58,11 +58,12 @@ class Key(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A held run that its worker is to stop."""
+    """A held run that its worker is to stop; `ended`: it has ended already, by its own token."""
 
     run_id: str
     worker_id: str
     fence: int
+    ended: bool = False
 
 
 def gates(job: Key, key_id: str | None) -> list[Key]:

@@ -69,11 +69,20 @@ class Authenticator:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key or "," in key:  # a comma: the header came twice
             raise Unauthorized("give one header `Authorization: Bearer <key>`", headers={"www-authenticate": "Bearer"})
+        if key.startswith(keys.RUN_PREFIX):
+            return self._attempt(request, key)
         who = await self._known_or_found(key)
         if slug := request.headers.get("tocsin-tenant"):
             if not _SLUG.fullmatch(slug):
                 raise NotFound("there is no such tenant")
             who = await keys.act_for(self._node.db, who, slug)
+        return who
+
+    def _attempt(self, request: Request, token: str) -> Identity:
+        """A run that calls with its own token: it is known in its own place alone."""
+        who = self._node.gateway.tokens.read(token, request.params.get("id", ""))
+        if who is None:
+            raise Unauthorized("this is not the token of this run", headers={"www-authenticate": "Bearer"})
         return who
 
     async def _known_or_found(self, key: str) -> Identity:

@@ -22,6 +22,7 @@ from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.node.server.replies import (
     Attempt,
+    Completed,
     DeadLetter,
     Discarded,
     Event,
@@ -51,6 +52,7 @@ from tocsin.wire import (
     CalendarRequest,
     Claim,
     ClaimAnswer,
+    Completion,
     JobBatch,
     Letters,
     LogShipment,
@@ -165,6 +167,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/runs/{id}/retry"): Operation(
         "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409, 429)
     ),
+    ("POST", "/v1/runs/{id}/complete"): Operation(
+        "End an attempt in its own words: with its run token, not with a key",
+        *(Completed, 200, Completion),
+        optional=True,
+        problems=(409,),
+    ),
     ("GET", "/v1/runs/{id}/logs"): Operation(
         "Read the log of a run", Logs, query=("attempt", "stream", "after", "limit")
     ),
@@ -226,7 +234,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/tenants"): Operation("List tenants", Page[Tenant], query=_PAGED),
     ("GET", "/v1/tenants/{slug}"): Operation("Read a tenant and what it uses", TenantInUse),
     ("PATCH", "/v1/tenants/{slug}"): Operation(
-        "Change a tenant's weight or quotas", TenantInUse, body=TenantPatch, keyed=True, problems=(409,)
+        "Change a tenant's weight, quotas or allowed hosts", TenantInUse, body=TenantPatch, keyed=True, problems=(409,)
     ),
     ("POST", "/v1/keys"): Operation("Create a key", NewKeyReply, 201, NewKey, keyed=True, problems=(409,)),
     ("GET", "/v1/keys"): Operation("List keys", Page[Key], query=_PAGED),
@@ -313,6 +321,7 @@ _EXAMPLES: dict[Any, Any] = {
     Letters: {"ids": ["019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071"]},
     PoolPatch: {"policy": "priority", "head_start": "PT0.05S"},
     NewTenant: {"slug": "acme", "weight": 2},
+    Completion: {"outcome": "succeeded", "result": {"rows": 42}},
     TenantPatch: {"weight": 4, "quotas": {"max_queued": 10000, "submit_rate": "100/s", "max_running": None}},
     NewKey: {"role": "editor", "name": "deploy"},
     Register: {"name": "eu-1", "pool": "default", "slots": 8, "targets": ["process"]},

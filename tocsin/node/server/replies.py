@@ -399,6 +399,13 @@ class Pool(Reply):
     wanted_workers: int | None
 
 
+class Completed(Reply):
+    """How an attempt ended by its own word."""
+
+    id: Id
+    outcome: Literal["succeeded", "failed"]
+
+
 class TenantQuotas(Reply):
     """What a tenant may have at most; null: as much as there is room for."""
 
@@ -424,6 +431,7 @@ class Tenant(Reply):
     slug: str
     weight: int
     quotas: TenantQuotas
+    http_allow: list[str]
     created_at: Instant
 
 

@@ -30,8 +30,8 @@ class Attempt:
     """A claimed run on its way through this worker."""
 
     __slots__ = (
-        *("executor", "handle", "key", "log", "received_ns", "resources", "run", "start_ns", "started_ns", "stopping"),
-        "target",
+        *("executor", "handle", "key", "log", "over", "received_ns", "resources", "run", "start_ns", "started_ns"),
+        *("stopping", "target"),
     )
 
     def __init__(self, run: ClaimedRun, spec: Spec | None, executor: Executor, received_ns: int) -> None:
@@ -44,6 +44,7 @@ class Attempt:
         self.start_ns = 0  # not to begin before this monotonic nanosecond
         self.started_ns = 0
         self.stopping: Literal["", "cancelled", "timeout"] = ""
+        self.over = False  # the server knows its end already
         self.handle: Any = None
         self.log: Any = None
 

@@ -53,6 +53,12 @@ def _container(place: Place) -> Executor | None:
     return ContainerExecutor(place.settings.container_engine, place.url)
 
 
+def _http(place: Place) -> Executor:
+    from tocsin.worker.executors.http import HttpExecutor
+
+    return HttpExecutor(place.url, inside=place.settings.http_private)
+
+
 def _kubernetes(place: Place) -> Executor | None:
     settings = place.settings
     if not settings.kubernetes:
@@ -71,4 +77,4 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python, _container, _kubernetes)
+_MAKERS: tuple[Callable[[Place], Executor | None], ...] = (_process, _python, _http, _container, _kubernetes)

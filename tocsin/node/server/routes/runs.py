@@ -10,10 +10,11 @@ from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, number_of, page, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
-from tocsin.wire import Nothing, Reason
+from tocsin.wire import Completion, Nothing, Reason
 
 _reason = msgspec.json.Decoder(Reason).decode
 _nothing = msgspec.json.Decoder(Nothing).decode
+_completion = msgspec.json.Decoder(Completion).decode
 
 
 @route("GET", "/v1/runs", "runs.read")
@@ -73,6 +74,13 @@ async def retry_run(call: Call) -> Reply:
         return answer(await history.get_run(call.node.db, call.who, first.ids[0]), 202, REPLAYED)
     call.node.tell(hints)
     return answer(await history.get_run(call.node.db, call.who, new), 202)
+
+
+@route("POST", "/v1/runs/{id}/complete", "run.complete")
+async def complete_run(call: Call) -> Reply:
+    body = call.decode(_completion, b"{}")
+    call.node.tell([], await call.node.gateway.complete(call.who, body))
+    return answer({"id": call.id(), "outcome": body.outcome})
 
 
 @route("GET", "/v1/runs/{id}/logs", "runs.read")

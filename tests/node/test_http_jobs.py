@@ -1,0 +1,238 @@
+"""Http jobs on the server's side: what comes with a claim, run tokens, ends that are told with one, and circuits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.conftest import Api
+from tests.flow.kit import Scene, WorkerHand, told
+from tests.node.test_dispatcher import tenant
+from tocsin.flow.keys import RunTokens
+from tocsin.store.vault import MasterKeys, new_key
+from tocsin.telemetry import SUPERSEDED
+
+HTTP = {"kind": "http", "url": "https://api.example.com/orders", "callback": True}
+PATIENCE = 10.0
+ALL = 1 << 60  # as `last_claim`: every answer so far has arrived
+
+
+async def hand(scene: Scene, key: str, **more: Any) -> WorkerHand:
+    return await WorkerHand.register(scene.node, key, **{"targets": ["http", "process"]} | more)
+
+
+async def claimed(scene: Scene, worker: WorkerHand, **spec: Any) -> dict[str, Any]:
+    """A run of a new job, in the worker's hands."""
+    await scene.ask(await scene.job(**{"target": HTTP} | spec))
+    [run] = await taken(worker)
+    return run
+
+
+async def taken(worker: WorkerHand, count: int = 1) -> list[dict[str, Any]]:
+    """So many runs; an order may end a poll before they come."""
+    runs: list[dict[str, Any]] = []
+    async with asyncio.timeout(60):
+        while len(runs) < count:
+            runs += (await worker.claim(wait=PATIENCE, last_claim=ALL))["runs"]
+    return runs
+
+
+async def complete(scene: Scene, run: dict[str, Any], body: Any = None, token: str | None = None) -> tuple[int, Any]:
+    api = Api(scene.node, run["token"] if token is None else token)
+    reply = await api.http.post(f"/v1/runs/{run['run_id']}/complete", json={} if body is None else body)
+    return reply.status_code, reply.json()
+
+
+# ── whom a tenant may call ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_list_of_allowed_hosts_is_set_shown_and_refused(scene: Scene) -> None:
+    acme = await tenant(scene, "acme")
+    assert (await acme.get("/v1/tenants/acme"))["http_allow"] == []
+    wanted = ["vault.internal", "10.1.0.0/16", "fd12:3456::/32"]
+    shown = await scene.api.call("PATCH", "/v1/tenants/acme", json={"http_allow": wanted})
+    assert shown["http_allow"] == wanted
+    other = await scene.api.call("PATCH", "/v1/tenants/acme", json={"weight": 3})
+    assert other["http_allow"] == wanted, "what is not named stays"
+    for wrong in (["169.254.169.254"], ["a b"], ["8.8.8.8"], [1], "x", ["x" * 300], ["x"] * 201, None):
+        await scene.api.call("PATCH", "/v1/tenants/acme", json={"http_allow": wrong}, expect=422)
+    await acme.call("PATCH", "/v1/tenants/acme", json={"http_allow": []}, expect=403)
+    assert (await scene.api.call("PATCH", "/v1/tenants/acme", json={"http_allow": []}))["http_allow"] == []
+
+
+async def test_it_comes_with_the_http_runs_of_that_tenant_alone(live: Scene, worker_key: str) -> None:
+    acme = await tenant(live, "acme")
+    await live.api.call("PATCH", "/v1/tenants/acme", json={"http_allow": ["10.1.0.0/16"]})
+    worker = await hand(live, worker_key)
+    jobs = [await live.job(api, target=HTTP) for api in (acme, live.api)]
+    for api, job in zip((acme, live.api), jobs, strict=True):
+        await api.post(f"/v1/jobs/{job['id']}/runs")
+    runs = await taken(worker, 2)
+    found = {run["job_id"]: run.get("http_allow") for run in runs}
+    assert found == {jobs[0]["id"]: ["10.1.0.0/16"], jobs[1]["id"]: None}
+
+
+# ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_token_is_good_for_its_run_and_fence_and_no_other() -> None:
+    tokens = RunTokens([b"k" * 32])
+    token = tokens.make(3, "run-1", 1 << 40)
+    who = tokens.read(token, "run-1")
+    assert who is not None and (who.role, who.tenant_id, who.key_id, who.fence) == ("run", 3, "run-1", 1 << 40)
+    assert tokens.read(token, "run-2") is None
+    head, fence, mac = token.split(".")
+    forged = [f"{head}.{int(fence) + 1}.{mac}", f"tcr_4.{fence}.{mac}", token[:-1], token + "0", "tcr_", "", mac]
+    flipped = token[:-1] + ("0" if token[-1] != "0" else "1")
+    assert all(tokens.read(wrong, "run-1") is None for wrong in (*forged, flipped, f"{head}.{fence}.{mac.upper()}é"))
+    assert RunTokens([b"x" * 32]).read(token, "run-1") is None
+
+
+def test_while_one_key_takes_the_place_of_another_both_are_believed() -> None:
+    old, new = MasterKeys([first := new_key()]), MasterKeys([new_key(), first])
+    before, after = RunTokens(old.derive_all("run tokens")), RunTokens(new.derive_all("run tokens"))
+    assert after.read(before.make(1, "r", 5), "r") is not None
+    assert before.read(after.make(1, "r", 5), "r") is None
+
+
+async def test_functions_have_no_token(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key, targets=["python"], functions=["a.b"])
+    run = await claimed(live, worker, target={"kind": "python", "function": "a.b"})
+    assert run["token"] == ""
+
+
+async def test_a_token_opens_nothing_but_the_end_of_its_own_run(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    one, other = await claimed(live, worker), await claimed(live, worker)
+    holder = Api(live.node, one["token"])
+    await holder.get(f"/v1/runs/{one['run_id']}", expect=403)
+    await holder.get("/v1/jobs", expect=401)
+    await holder.post(f"/v1/runs/{one['run_id']}/cancel", expect=403)
+    await holder.post(f"/v1/runs/{other['run_id']}/complete", expect=401)
+    await live.api.post(f"/v1/runs/{one['run_id']}/complete", expect=403)
+    await worker.api.post(f"/v1/runs/{one['run_id']}/complete", expect=403)
+    assert (await live.run(one["run_id"]))["state"] == "running"
+
+
+# ── ends that are told with a token ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_attempt_ends_by_its_own_word(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    run = await claimed(live, worker)
+    assert await complete(live, run, {"result": {"rows": 42}}) == (
+        200,
+        {"id": run["run_id"], "outcome": "succeeded"},
+    )
+    shown = await live.run(run["run_id"])
+    assert (shown["state"], shown["outcome"], shown["result"]) == ("succeeded", "succeeded", {"rows": 42})
+    assert shown["started_at"] <= shown["finished_at"] and shown["worker"]
+    status, _ = await complete(live, run, {"result": {"rows": 43}})
+    assert status == 200, "a repeat is answered alike"
+    assert (await complete(live, run, {"outcome": "failed"}))[1]["code"] == "superseded"
+    again = await live.run(run["run_id"])
+    assert again["result"] == {"rows": 42} and again["attempt"] == 1
+
+
+async def test_a_failure_is_retried_like_any_other(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    run = await claimed(live, worker, retry={"delay": "PT1H", "jitter": "none", "give_up_on": ["hopeless"]})
+    failed = {"outcome": "failed", "error": {"class": "render", "message": "no paper"}}
+    assert (await complete(live, run, failed))[0] == 200
+    shown = await live.run(run["run_id"])
+    assert (shown["state"], shown["failures"]) == ("staged", 1)
+    [attempt] = (await live.api.get(f"/v1/runs/{run['run_id']}/attempts"))["items"]
+    assert attempt["error"] == {"class": "render", "message": "no paper"}
+    await live.wake(run["run_id"])
+    [second] = await taken(worker)
+    assert second["run_id"] == run["run_id"]
+    late, problem = await complete(live, run, {"result": 1})
+    assert (late, problem["code"]) == (409, "superseded"), "the first attempt's token is worth nothing now"
+    assert (await live.run(run["run_id"]))["state"] == "running"
+    hopeless = {"outcome": "failed", "error": {"class": "hopeless"}}
+    assert (await complete(live, second, hopeless))[0] == 200
+    assert (await live.run(run["run_id"]))["state"] == "dead"
+
+
+async def test_the_worker_is_told_and_needs_to_say_no_more(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    run = await claimed(live, worker)
+    listening = asyncio.create_task(
+        worker.say("claim", {"slots": 0, "listen": True, "last_claim": ALL, "wait": PATIENCE})
+    )
+    session = live.node.gateway._sessions[worker.id]
+    async with asyncio.timeout(PATIENCE):
+        while session.listening is None:  # noqa: ASYNC110 (nobody would set an event)
+            await asyncio.sleep(0.005)
+    superseded = SUPERSEDED._value.get()
+    assert (await complete(live, run))[0] == 200
+    order = {"run_id": run["run_id"], "fence": run["fence"], "reason": "completed", "ended": True}
+    assert (await listening)["stop"] == [order]
+    assert SUPERSEDED._value.get() == superseded
+    # One that does not know of this kind of order reports a cancel, and is told what that is worth.
+    answer = await worker.report(finished=[told(run, "cancelled")])
+    assert answer["superseded"] == [[run["run_id"], run["fence"]]]
+    assert (await live.run(run["run_id"]))["state"] == "succeeded"
+
+
+async def test_a_cancel_and_a_call_race_and_what_was_done_is_done(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    run = await claimed(live, worker)
+    await live.api.post(f"/v1/runs/{run['run_id']}/cancel")
+    assert (await complete(live, run, {"result": 1}))[0] == 200
+    assert (await live.run(run["run_id"]))["state"] == "succeeded"
+    other = await claimed(live, worker)
+    await live.api.post(f"/v1/runs/{other['run_id']}/cancel")
+    await worker.report(finished=[told(other, "cancelled")])
+    assert (await complete(live, other))[0] == 409
+
+
+async def test_many_calls_at_once_have_one_effect(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    run = await claimed(live, worker)
+    answers = await asyncio.gather(*(complete(live, run, {"result": i}) for i in range(8)))
+    assert {status for status, _ in answers} == {200}
+    [row] = await live.rows("select outcome, result from history where run_id = $1", run["run_id"])
+    assert row["outcome"] == "succeeded" and int(row["result"]) in range(8)
+
+
+@pytest.mark.parametrize(
+    "body", [[], {"outcome": "lost"}, {"color": 1}, {"error": {"message": "x"}}, {"error": {"class": ""}}]
+)
+async def test_an_end_that_is_none_is_refused(live: Scene, worker_key: str, body: Any) -> None:
+    worker = await hand(live, worker_key)
+    run = await claimed(live, worker)
+    assert (await complete(live, run, body))[0] in (400, 422)
+    assert (await live.run(run["run_id"]))["state"] == "running"
+
+
+# ── what an end means ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_who_asks_to_be_left_alone_is_left_alone(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    retry = {"delay": "PT1S", "jitter": "none", "max_delay": "PT10M"}
+    for asked, most in ((120.0, 120.0), (86_400.0, 600.0), (-5.0, 1.0)):
+        run = await claimed(live, worker, retry=retry)
+        error = {"class": "status_5xx", "message": "HTTP 503"}
+        await worker.report(finished=[told(run, "failed", error=error, not_before=asked)])
+        wait = await live.value("select extract(epoch from ready_at - now()) from runs where id = $1", run["run_id"])
+        assert most - 30 < wait <= most
+
+
+async def test_a_host_is_a_circuit_that_answers_of_4xx_do_not_open(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    job = await live.job(target=HTTP, retry={"max_attempts": 1})
+    own = await live.job(target=HTTP, circuit="mine")
+    moved = await live.api.call("PATCH", f"/v1/jobs/{own['id']}", json={"circuit": None})
+    assert moved["circuit"] is None
+    names = [c["name"] for c in (await live.api.get("/v1/circuits"))["items"]]
+    assert sorted(names) == ["api.example.com", "mine"]
+    for error_class, state in (("status_4xx", "closed"), ("status_5xx", "open")):
+        await live.ask(job, 20)
+        runs = await taken(worker, 20)
+        error = {"class": error_class, "message": ""}
+        await worker.report(finished=[told(run, "failed", error=error) for run in runs])
+        assert (await live.api.get("/v1/circuits/api.example.com"))["state"] == state
