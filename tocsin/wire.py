@@ -187,7 +187,7 @@ class NewKey(_Body):
 
 
 class NewSecret(_Body):
-    """A secret's value: 4 characters at least, for a shorter one could not be masked in logs."""
+    """A secret's value."""
 
     value: Annotated[str, Meta(min_length=4, max_length=65_536)]
 
@@ -282,9 +282,11 @@ class Claim(Struct, kw_only=True):
 
     `number` rises with each request, so that one that comes twice, or late, is known for what it is. `heard`: the
     latest `now` of any answer before this was sent; what was claimed earlier and is not known by `last_claim` was lost.
-    `listen`: without a free slot, too, wait for orders."""
+    `listen`: without a free slot, too, wait for orders. `payload_urls`: it fetches large arguments itself, from
+    `args_url`; they come with the run otherwise."""
 
     slots: Slots
+    payload_urls: bool = False
     number: int = 0
     heard: str = ""
     listen: bool = False
@@ -299,7 +301,9 @@ class Claim(Struct, kw_only=True):
 
 class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     """One run, handed over. `spec` is the job's document; with `shared_specs` it is `specs[spec_ref]` instead.
-    `http_allow`, of http runs: the hosts and networks within our own walls that their tenant may call."""
+    `http_allow`, of http runs: the hosts and networks within our own walls that their tenant may call.
+    `args_url`: the path on this server where the arguments are fetched, as JSON, within the next minutes.
+    `sensitive`: the arguments are to be told to nobody."""
 
     run_id: str
     attempt: int
@@ -312,6 +316,9 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     spec: msgspec.Raw | None = None
     spec_ref: str | None = None
     args: Any = None
+    args_url: str | None = None
+    args_sha256: str = ""
+    sensitive: bool = False
     secrets: dict[str, str] = {}
     token: str
     checkpoint: Any = None

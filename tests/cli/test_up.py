@@ -186,7 +186,8 @@ def test_a_given_database_is_used_instead(staged: Staged, home: Path) -> None:
     running = staged.start(GIVEN_DATABASE="postgresql://elsewhere/tocsin")
     running.process.send_signal(signal.SIGINT)
     assert running.finish() == 0
-    assert {path.name for path in home.iterdir()} == {"lock", "credentials.toml"}
+    assert {path.name for path in home.iterdir()} == {"lock", "credentials.toml", "secrets"}
+    assert [path.name for path in (home / "secrets").iterdir()] == ["master-keys"]
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 

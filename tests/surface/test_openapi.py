@@ -17,6 +17,7 @@ from tocsin.model.job import check
 from tocsin.node.server import replies, routes, worker_routes
 from tocsin.node.server.app import described
 from tocsin.node.server.openapi import NOT_BUILT, OPERATIONS, document
+from tocsin.store.vault import MasterKeys
 from tocsin.wire import decode_job_spec
 
 ALL = [*routes.ROUTES, *worker_routes.ROUTES]
@@ -80,7 +81,6 @@ def test_what_is_not_built_is_not_promised_and_refused() -> None:
     """And the other way round: a field that the model begins to act on must come into the document."""
     values: dict[str, Any] = {
         "depends_on": [{"job": "a"}],
-        "secrets": {"A": "b"},
         "notify": [{"on": ["failure"]}],
     }
     spec = validator({"$ref": "#/components/schemas/JobSpec"})
@@ -104,6 +104,8 @@ async def test_replies_fit_their_schemas(scene: Scene) -> None:
     )
     run = await api.post(f"/v1/jobs/{cron['id']}/runs", {"args": {"n": [1, 2.5, None, "é"]}})
     await api.post("/v1/tenants", {"slug": "acme"})
+    scene.node.master_keys = MasterKeys([bytes(32)])
+    await api.call("PUT", "/v1/secrets/daily", json={"value": "correct horse"})
     await api.call("PUT", "/v1/calendars/daily", json={"days": ["2026-12-25"], "weekdays": ["SUN"]})
     await api.call("PUT", "/v1/circuits/daily", json={})
     worker = await api.node.gateway.register(await scene.who(), _registration())

@@ -55,6 +55,9 @@ class Flags:
     python: Annotated[str | None, typer.Option(help="A function of the workers instead of a command.")] = None
     kwargs: Annotated[str | None, typer.Option(help="Its arguments, a JSON object.")] = None
     env: Annotated[list[str] | None, typer.Option(help="A variable of the command.", metavar="NAME=VALUE")] = None
+    secret: Annotated[
+        list[str] | None, typer.Option(help="A variable with a stored secret in it.", metavar="NAME=SECRET")
+    ] = None
     cwd: Annotated[str | None, typer.Option(help="The command's folder on the worker.")] = None
     shell: Annotated[
         bool | None, typer.Option("--shell/--no-shell", help="The command is a line for /bin/sh, and its $1, $2 …")
@@ -110,6 +113,7 @@ class Flags:
             concurrency_key=self.concurrency_key,
             rate_limit=self.rate_limit,
             circuit=self.circuit,
+            secrets=assignments(self.secret, "--secret"),
             tags=assignments(self.tag, "--tag"),
             description=self.description,
         )

@@ -19,6 +19,7 @@ from tocsin.cli import (
     run,
     schedule,
     schema,
+    secret,
     serve,
     tenant,
     tools,
@@ -39,7 +40,7 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, dead, schedule, calendar, circuit, fleet, pool, tenant, key):
+for room in (job, run, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

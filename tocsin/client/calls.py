@@ -185,6 +185,41 @@ def run_batch(job_id: str, runs: Iterable[Mapping[str, Any]], *, idempotency_key
     return _post("v1", "jobs", job_id, "runs", "batch", body={"runs": list(runs)}, key=idempotency_key)
 
 
+# ── secrets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def put_secret(
+    name: str, value: str, *, idempotency_key: str | None = None, if_match: int | None = None
+) -> Call[Document]:
+    """Store a secret's value, which nobody is told again but the workers that run its jobs."""
+    return _write("PUT", "v1", "secrets", name, body={"value": value}, key=idempotency_key, if_match=if_match)
+
+
+def get_secret(name: str) -> Call[Document]:
+    """What there is to know of a secret, without its value."""
+    return _get("v1", "secrets", name)
+
+
+def list_secrets(*, limit: int | None = None) -> Call[Page]:
+    """Secrets by name, without their values."""
+    return _list("v1", "secrets", limit=limit)
+
+
+def delete_secret(name: str, *, if_match: int | None = None) -> Call[Document]:
+    """Delete a secret; runs of jobs that name it fail from now on."""
+    return _delete("v1", "secrets", name, if_match=if_match)
+
+
+def list_master_keys() -> Call[Document]:
+    """The master keys that secrets are sealed with, and how much each of them wraps."""
+    return _get("v1", "master-keys")
+
+
+def rotate_master_key() -> Call[Document]:
+    """Wrap some more keys with the first master key; `remaining` says how many are left."""
+    return _post("v1", "master-keys", "rotate")
+
+
 # ── calendars ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

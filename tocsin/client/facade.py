@@ -114,6 +114,13 @@ class Calls:
     list_calendars = Listing(calls.list_calendars)
     delete_calendar = Endpoint(calls.delete_calendar)
 
+    put_secret = Endpoint(calls.put_secret)
+    get_secret = Endpoint(calls.get_secret)
+    list_secrets = Listing(calls.list_secrets)
+    delete_secret = Endpoint(calls.delete_secret)
+    list_master_keys = Endpoint(calls.list_master_keys)
+    rotate_master_key = Endpoint(calls.rotate_master_key)
+
     list_circuits = Listing(calls.list_circuits)
     get_circuit = Endpoint(calls.get_circuit)
     put_circuit = Endpoint(calls.put_circuit)

@@ -16,6 +16,7 @@ from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
+from tocsin.model.packed import shown
 from tocsin.store.db import Connection, Database, Sql
 
 SQL = Sql(__file__)
@@ -37,7 +38,7 @@ async def list_dead(
             "job_version": row["job_version"],
             "died_at": iso(row["died_at"]),
             "error": {"class": row["error_class"], "message": row["error"] or ""} if row["error_class"] else None,
-            "args": msgspec.Raw(row["args"].encode()) if row["args"] else None,
+            "args": shown(row["args"]),
             "tags": msgspec.Raw(row["tags"].encode()) if row["tags"] else {},
         }
         for row in rows

@@ -27,6 +27,7 @@ from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
+from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -170,6 +171,9 @@ async def _change(
     check(new)
     if new.schedule is not None and new.schedule != old.schedule:
         check_schedule(new.schedule, now)  # one that stays may name a time that is past by now
+    if new.secrets != old.secrets:
+        for problem in (await unknown_secrets(connection, {0: (who.tenant_id, new.secrets)})).values():
+            raise problem
     by = [await calendars.named_by(connection, who.tenant_id, spec.schedule) for spec in (old, new)]
     this = _Edit(connection, who, job, old, new, horizon, by[0], by[1])
     if this.moves and new.schedule is not None and this.calendar is not None:
@@ -193,6 +197,8 @@ async def _change(
     version = await _store(this, text, lane_id, clock)
     if old.circuit_name != new.circuit_name:
         await circuits.use(connection, [circuits.use_of(this.key, new.circuit_name)])
+    if old.sensitive is not new.sensitive:
+        await connection.execute(SQL["set_sensitive"], *this.key, new.sensitive is True)
     if this.moves:
         await _use(this)
     woken = await _limit(this)

@@ -33,6 +33,9 @@ update jobs
  where tenant_id = $1 and id = $2
 returning version
 
+-- :name set_sensitive
+update jobs set sensitive = $3 where tenant_id = $1 and id = $2
+
 -- :name set_limit
 insert into limits (tenant_id, key, max) values ($1, $2, $3)
     on conflict (tenant_id, key) do update set max = excluded.max

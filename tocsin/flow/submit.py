@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
 from tocsin.flow.shared import audit, calendars, circuits, triggers
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
@@ -17,11 +19,13 @@ from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
+from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
+from tocsin.model.packed import Packed
 from tocsin.model.schedule import check_calendar, check_schedule, first_fire, seed_of, stands_for
 from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation, columns, sparse_columns
 from tocsin.telemetry import SUBMITTED
@@ -54,6 +58,11 @@ class RunsRequest(NamedTuple):
     trigger: str
     wish: Wish | None
     status: int = 202
+    packed: Mapping[int, Packed] = {}  # of the runs whose arguments are not kept as they are, by their place
+
+
+class NotSealed(InvalidInput):
+    """The job's arguments are to be sealed, and are not: the caller is to pack them and ask again."""
 
 
 class Stored(NamedTuple):
@@ -139,6 +148,15 @@ async def _calendars(
     return known, refused
 
 
+async def _without_secrets(db: Database, requests: Sequence[JobRequest]) -> dict[int, InvalidInput]:
+    """Those jobs that name a secret that there is not."""
+    named = {i: (r.who.tenant_id, r.spec.secrets) for i, r in enumerate(requests) if r.spec.secrets}
+    if not named:
+        return {}
+    async with db.transaction("submit") as connection:
+        return await unknown_secrets(connection, named)
+
+
 def _first(
     id_: str, request: JobRequest, now: datetime, horizon: timedelta, calendar: Calendar | None
 ) -> tuple[datetime | None, NewRun | None]:
@@ -158,7 +176,7 @@ async def submit_jobs(
     jobs = _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane for job in jobs})
     answers: dict[int, Answer] = {job.place: _no_pool(job, "pool") for job in jobs if job.lane not in lane_of}
-    answers |= refused_days
+    answers |= refused_days | await _without_secrets(db, requests)
     found: list[Hint] = []
     without_twins = False
     while batch := [job for job in jobs if job.place not in answers]:
@@ -182,9 +200,7 @@ async def _commit_jobs(
     db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
 ) -> tuple[dict[int, Answer], list[Hint]]:
     """All of them, but for those that are replays; raises NameTaken and stores none."""
-    alone = not any(
-        job.run or job.use or job.request.wish or job.counts or job.request.spec.circuit_name for job in jobs
-    )
+    alone = not any(job.run or job.use or job.request.wish or job.counts or _rare(job.request.spec) for job in jobs)
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
@@ -213,7 +229,7 @@ async def submit_runs(db: Database, requests: Sequence[RunsRequest]) -> tuple[li
         answers |= await _replays(connection, {i: (r.wish, r.status, ids[i]) for i, r in enumerate(requests)})
         open_ = [i for i in range(len(requests)) if i not in answers]
         jobs = await _held_jobs(connection, [(requests[i].who.tenant_id, requests[i].job_id) for i in open_])
-        found = {i: _no_more_runs(jobs.get((requests[i].who.tenant_id, requests[i].job_id))) for i in open_}
+        found = {i: _no_more_runs(requests[i], jobs) for i in open_}
         refused = {i: problem for i, problem in found.items() if problem is not None}
         answers |= _followers(answers, {ids[i][0]: problem for i, problem in refused.items()}) | refused
         await _drop_keys(connection, [requests[i].wish for i in refused])
@@ -250,7 +266,7 @@ def _document(request: RunsRequest, job: Row, made: Row) -> dict[str, Any]:
             "priority": job["priority"] if run.priority is None else run.priority,
             "scheduled_for": made["ready_at"] if run.at is None else run.at.at,
             "ready_at": made["ready_at"],
-            "args": encode(run.args).decode() if isinstance(run.args, dict) else None,
+            "args": _kept_args(request, 0, None),
             "tags": job["tags"],
             "trigger": request.trigger,
         }
@@ -260,21 +276,40 @@ def _document(request: RunsRequest, job: Row, made: Row) -> dict[str, Any]:
 def _new_runs(request: RunsRequest, ids: list[str], jobs: Mapping[tuple[int, str], Row]) -> list[NewRun]:
     tenant_id, template = request.who.tenant_id, jobs[request.who.tenant_id, request.job_id]["key_template"]
     out = []
-    for id_, run in zip(ids, request.runs, strict=True):
+    for place, (id_, run) in enumerate(zip(ids, request.runs, strict=True)):
         at = run.at.at if run.at is not None else None
         args = encode(run.args).decode() if isinstance(run.args, dict) else None
         key = key_of_run(tenant_id, template, args)
+        if request.packed:
+            args = _kept_args(request, place, key)
         out.append(NewRun(tenant_id, id_, request.job_id, request.trigger, at, run.priority, args, key_id=key))
     return out
 
 
-def _no_more_runs(job: Row | None) -> ApiProblem | None:
+def _kept_args(request: RunsRequest, place: int, key: str | None) -> str | None:
+    """A run's arguments as its row keeps them."""
+    packed, args = request.packed.get(place), request.runs[place].args
+    if packed is not None:
+        return msgspec.structs.replace(packed, key_id=key).text
+    return encode(args).decode() if isinstance(args, dict) else None
+
+
+def _no_more_runs(request: RunsRequest, jobs: Mapping[tuple[int, str], Row]) -> ApiProblem | None:
+    job = jobs.get((request.who.tenant_id, request.job_id))
     if job is None:
         return NotFound("there is no such job")
     state = job["state"]
     if state in ("cancelled", "completed"):
         return Conflict(f"the job is {state} and takes no more runs", code=f"job_{state}")
+    if job["sensitive"] and not all(_is_sealed(request, place) for place in range(len(request.runs))):
+        return NotSealed("the arguments of this job's runs are sensitive", code="not_sealed")
     return None
+
+
+def _is_sealed(request: RunsRequest, place: int) -> bool:
+    """Whether nothing of a run's arguments can be read; there may be none."""
+    packed = request.packed.get(place)
+    return not isinstance(request.runs[place].args, dict) or (packed is not None and packed.data_key > 0)
 
 
 async def _held_jobs(connection: Connection, keys: list[tuple[int, str]]) -> dict[tuple[int, str], Row]:
@@ -347,9 +382,17 @@ async def _store_jobs(
         await circuits.use(connection, [circuits.use_of(*use) for use in map(_circuit, jobs) if use[1] is not None])
         counted = [Key(job.request.who.tenant_id, job.id) for job in jobs if job.counts]
         await triggers.begin_counting(connection, counted)
+        sensitive = [(job.request.who.tenant_id, job.id) for job in jobs if job.request.spec.sensitive is True]
+        if sensitive:
+            await connection.execute(SQL["mark_sensitive"], *columns(sensitive, 2))
 
 
 _tenant_and_name = attrgetter("tenant_and_name")
+
+
+def _rare(spec: JobSpec) -> bool:
+    """Whether it takes more than one statement to store such a job."""
+    return spec.circuit_name is not None or spec.sensitive is True
 
 
 def _circuit(job: _NewJob) -> tuple[Key, str | None]:
@@ -365,7 +408,7 @@ async def submit_batch(
     """Store all of one caller's jobs or none, in one transaction; raises why none. One audit row, one key."""
     now = db.clock.now()
     known, refused_days = await _calendars(db, requests, now)
-    for i, problem in refused_days.items():
+    for i, problem in (refused_days | await _without_secrets(db, requests)).items():
         raise _in_batch(i, problem)
     jobs = _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane for job in jobs})

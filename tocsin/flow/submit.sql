@@ -48,6 +48,14 @@ with new as (
 insert into audit (tenant_id, actor, key_id, action, target)
 select tenant_id, actor, actor_key_id, 'job.create', 'job:' || id from new where actor is not null
 
+-- :name mark_sensitive
+update jobs j
+   set sensitive = true
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+ cross join lateral (
+        select f.ctid as place from jobs f where f.tenant_id = k.tenant_id and f.id = k.id limit 1) f
+ where j.ctid = f.place
+
 -- :name names_taken
 select n.i
   from unnest($1::int[], $2::text[], $3::text[], $4::int[]) as n(tenant_id, name, key, i)
@@ -61,7 +69,7 @@ select n.i
 -- :name open_jobs
 -- Whoever submits a run holds its job, so that a cancel sees either the run or no run.
 select j.tenant_id, j.id::text as id, j.state, j.name, j.version, j.priority, j.max_attempts, j.tags::text as tags,
-       j.key_template
+       j.key_template, j.sensitive
   from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
  cross join lateral (
         select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.id limit 1 for share) j

@@ -20,7 +20,7 @@ from tocsin.model.httpcall import host_of
 from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.scalars import Duration, Instant
-from tocsin.model.targets import HttpTarget, Line, ProcessTarget, Target, wrong_target
+from tocsin.model.targets import HttpTarget, Line, ProcessTarget, Target, may_be_set, wrong_target
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
 Name = Annotated[str, Meta(pattern=NAME)]
@@ -152,10 +152,12 @@ class JobSpec(_Part, frozen=True):
     rate_limit: Line | RateLimit | None = None
     circuit: Name | None = None
     depends_on: list[Any] = []
-    secrets: dict[str, Any] = {}
+    secrets: Annotated[dict[str, Name], Meta(max_length=50)] = {}
     notify: list[Any] = []
     tags: Annotated[dict[str, str], Meta(max_length=50)] = {}
     description: Annotated[str, Meta(max_length=4096)] = ""
+    # Left out of documents without it: a server of the release before does not know it.
+    sensitive: bool | UnsetType = UNSET
 
     @property
     def shared_key(self) -> ConcurrencyKey | None:
@@ -202,6 +204,7 @@ class RunRequest(_Part, frozen=True):
     at: Instant | None = None
     delay: Duration | None = None
     args: dict[str, Any] | UnsetType = UNSET
+    sensitive: bool = False
     priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
 
     def asked_at(self, now: datetime) -> RunRequest:
@@ -252,6 +255,9 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield from _wrong_limits(spec)
     if spec.placement is not _ANYWHERE:
         yield from _wrong_labels(spec.placement)
+    for variable in spec.secrets:
+        if not may_be_set(variable):
+            yield f"secrets.{variable[:64]}", "is not a name that a job may set"
     yield from wrong_target(spec.target, spec.secrets)
 
 
@@ -276,11 +282,14 @@ def _wrong_limits(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 _BLANK = JobSpec(target=ProcessTarget(command=["true"]))
-_PLANNED = ("depends_on", "secrets", "notify")
+_PLANNED = ("depends_on", "notify")
 _planned_of = attrgetter(*_PLANNED)
 
 
 def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
+    if spec.sensitive is True:
+        content = ("args", "kwargs", "body", "stdin")
+        yield from (f"target.{name}" for name in content if getattr(spec.target, name, None))
     if _planned_of(spec) != _planned_of(_BLANK):
         yield from (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))

@@ -17,6 +17,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _ENV_REFUSED = re.compile(r"(LD_|DYLD_|TOCSIN_).*|PATH|IFS|PYTHONPATH|PYTHONHOME", re.ASCII)
 _LONGEST_COMMAND = 131_072
 Words = Annotated[list[str], Meta(max_length=1000)]
+Image = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9._:/@-]{0,510}[a-zA-Z0-9])?(?!\n)$")]
+Pull = Literal["missing", "always", "never"]
 
 
 class _Part(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -72,27 +74,29 @@ class HttpTarget(_Part, frozen=True, tag_field="kind", tag="http"):
 
 
 class ContainerTarget(_Part, frozen=True, tag_field="kind", tag="container"):
-    """An image, run by the container engine of the worker's machine."""
+    """An image, run by the container engine of the worker's machine. `command`: the program and its arguments, instead
+    of the image's own."""
 
-    image: Annotated[str, Meta(min_length=1, max_length=1024)]
+    image: Image
     command: Words = []
     env: dict[str, str] = {}
     network: Literal["none", "bridge"] = "none"
+    pull: Pull = "missing"
 
 
 class KubernetesTarget(_Part, frozen=True, tag_field="kind", tag="kubernetes"):
-    """An image, run as a Job of the worker's cluster."""
+    """An image, run as a Job of the worker's cluster, in one of the namespaces that the worker is given."""
 
-    image: Annotated[str, Meta(min_length=1, max_length=1024)]
+    image: Image
     command: Words = []
     env: dict[str, str] = {}
     namespace: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(?!\n)$")] | None = None
     service_account: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(?!\n)$")] | None = None
+    pull: Pull = "missing"
 
 
-# A kind goes over from the second line to the first with the executor that runs it.
-Target: TypeAlias = ProcessTarget | PythonTarget | HttpTarget
-PLANNED_TARGETS = ("container", "kubernetes")
+Target: TypeAlias = ProcessTarget | PythonTarget | HttpTarget | ContainerTarget | KubernetesTarget
+PLANNED_TARGETS: tuple[str, ...] = ()
 
 
 def kind_of(target: Target) -> str:
@@ -112,6 +116,8 @@ def wrong_target(target: Target, secrets: Iterable[str] = ()) -> Iterator[tuple[
         yield from _wrong_process(target)
     elif isinstance(target, HttpTarget):
         yield from wrong_call(target, secrets)
+    elif isinstance(target, ContainerTarget | KubernetesTarget):
+        yield from _wrong_image(target)
 
 
 def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
@@ -122,6 +128,13 @@ def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
     if not target.words[0].strip():
         yield "target.command[0]", "names no program"
     yield from wrong_command(target.words)
+    yield from wrong_env(target.env)
+
+
+def _wrong_image(target: ContainerTarget | KubernetesTarget) -> Iterator[tuple[str, str]]:
+    if target.command and not target.command[0]:
+        yield "target.command[0]", "names no program"
+    yield from wrong_command(target.command)
     yield from wrong_env(target.env)
 
 
@@ -138,5 +151,10 @@ def wrong_env(env: dict[str, str]) -> Iterator[tuple[str, str]]:
     if len(env) > 200 or sum(map(len, env.values())) > 65_536:
         yield "target.env", "holds more than 200 names or 64 KiB"
     for key, value in env.items():
-        if not _ENV_NAME.fullmatch(key) or _ENV_REFUSED.fullmatch(key) or "\0" in value:
+        if not may_be_set(key) or "\0" in value:
             yield f"target.env.{key[:64]}", "is not a name that a job may set"
+
+
+def may_be_set(variable: str) -> bool:
+    """Whether a job may set this variable of its environment."""
+    return _ENV_NAME.fullmatch(variable) is not None and _ENV_REFUSED.fullmatch(variable) is None

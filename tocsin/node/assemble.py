@@ -14,10 +14,13 @@ from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions, servers
 from tocsin.flow import restored as restoration
+from tocsin.flow.payloads import Payloads
 from tocsin.flow.pools import PoolBook
 from tocsin.flow.quotas import Allowances
+from tocsin.flow.secrets import SecretBook
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
+from tocsin.flow.shared.sealing import DataKeys
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
@@ -26,6 +29,7 @@ from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.events import Events
 from tocsin.node.gateway import Gateway
 from tocsin.node.group import GroupCommit
+from tocsin.node.handover import Courier
 from tocsin.node.loop import Loop
 from tocsin.node.planner import Planner
 from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
@@ -56,6 +60,7 @@ class Node:
         )
         self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
+        self.payloads = Payloads(self.db, self.master_keys, DataKeys(self.db, self.master_keys), self.objects)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
@@ -85,7 +90,10 @@ class Node:
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
-        self.gateway = Gateway(self.db, self.settings, self.dispatcher, self.specs, tokens, self.objects, self.tell)
+        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads)
+        self.gateway = Gateway(
+            self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.objects, self.tell
+        )
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
         self._loops = [

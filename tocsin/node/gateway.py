@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import EPOCH, iso, lease_margin
-from tocsin.errors import Conflict, NotFound
+from tocsin.errors import ApiProblem, Conflict, NotFound
 from tocsin.flow import fleet, logs
 from tocsin.flow.keys import RunTokens, http_allow
 from tocsin.flow.note import note
@@ -27,6 +27,7 @@ from tocsin.model.retry import RetryBudgets
 from tocsin.model.scalars import Instant
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.group import GroupCommit
+from tocsin.node.handover import Courier, complete
 from tocsin.settings import Settings
 from tocsin.store.db import Database, Row
 from tocsin.store.objects import ObjectStore
@@ -92,6 +93,7 @@ class Gateway:
         dispatcher: Dispatcher,
         specs: SpecBook,
         tokens: RunTokens,
+        courier: Courier,
         objects: ObjectStore,
         hint: Callable[[Sequence[Hint]], None],
     ) -> None:
@@ -100,6 +102,7 @@ class Gateway:
         self._dispatcher = dispatcher
         self._specs = specs
         self.tokens = tokens
+        self._courier = courier
         self._objects = objects
         self._hint = hint
         self._rng = random.Random()
@@ -148,7 +151,7 @@ class Gateway:
         if not rows:
             return self._answer_orders(session)
         session.last_claim = max(row["claim_id"] for row in rows)
-        return await self._claim_answer(session, rows, body.shared_specs, packed)
+        return await self._claim_answer(session, rows, body, packed)
 
     async def _poll(self, session: Session, body: Claim, gone: asyncio.Future[None]) -> list[Row]:
         lapses_at = session.renewed_at + self._settings.lease_seconds
@@ -349,28 +352,49 @@ class Gateway:
             drain=session.state == "draining",
         )
 
-    async def _claim_answer(self, session: Session, rows: list[Row], shared: bool, packed: bool) -> ClaimAnswer:
+    async def _claim_answer(self, session: Session, rows: list[Row], body: Claim, packed: bool) -> ClaimAnswer:
+        shared, claimed_at = body.shared_specs, rows[0]["claimed_at"]
         if len(self._plain) > _MOST_PLAIN:
             self._plain.clear()
         self._plain.update((row["id"], row["fence"]) for row in rows if not row["special"])
         first = ((row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1)
         self._budgets.started(first, len(rows), time.monotonic())
         known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
+        given, refused = await self._courier.fetch(rows, known, by_url=body.payload_urls)
+        if refused:
+            await self._refuse(session, [(row, refused[row["id"]]) for row in rows if row["id"] in refused])
+            rows = [row for row in rows if row["id"] not in refused]
         runs = [
             self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
             for row in rows
         ]
+        if given:
+            complete(runs, given)
         if any(stored.kind == "http" for stored in known.values()):
             await self._let_call(runs, rows)
         orders, session.orders = session.orders, []
         return ClaimAnswer(
             claim_id=session.last_claim,
             runs=runs,
-            now=iso(max(self._db.clock.reached(), rows[0]["claimed_at"])),
+            now=iso(max(self._db.clock.reached(), claimed_at)),
             specs=_shared_specs(known, packed) if shared else {},
             stop=orders,
             drain=session.state == "draining",
         )
+
+    async def _refuse(self, session: Session, runs: Sequence[tuple[Row, ApiProblem]]) -> None:
+        """End attempts that cannot begin, in the worker's place: no worker needs to know how to."""
+        ends = [
+            Finished(
+                run_id=row["id"],
+                attempt=row["attempt"],
+                fence=row["fence"],
+                outcome="failed",
+                error=RunError(class_=problem.code, message=problem.detail),
+            )
+            for row, problem in runs
+        ]
+        await self._reports.add([Ending(session.worker.id, end, self._is_plain(end)) for end in ends])
 
     def _claimed_run(self, row: Row, stored: StoredSpec, shared: bool, packed: bool) -> ClaimedRun:
         run_id, fence = row["id"], row["fence"]

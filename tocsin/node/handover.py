@@ -1,20 +1,28 @@
-"""What a run is given beyond its row when it is handed to a worker: the secrets that its job names."""
+"""What a run is given beyond its row when it is handed to a worker: the secrets that its job names, and arguments that
+are sealed or large. Gathered for all runs of a claim at once; for runs that want nothing nobody is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tocsin.errors import ApiProblem
+from tocsin.flow.payloads import Asked, Opened, Payloads
 from tocsin.flow.secrets import SecretBook
 from tocsin.flow.shared.specs import SpecKey, StoredSpec
+from tocsin.model.packed import packed_in
 from tocsin.store.db import Row
+from tocsin.wire import ClaimedRun
 
 
-class Given(NamedTuple):
+@dataclass
+class Given:
     """What one run is given."""
 
-    secrets: dict[str, str]
+    secrets: dict[str, str] = field(default_factory=dict)
+    opened: Opened | None = None
+    sensitive: bool = False
 
 
 class Handover(NamedTuple):
@@ -24,34 +32,55 @@ class Handover(NamedTuple):
     refused: dict[str, ApiProblem]
 
 
-NOTHING_MORE = Given({})
-_NOTHING = Handover({}, {})
-
-
 class Courier:
-    """Gathers it for all runs of a claim at once."""
+    """Gathers it."""
 
-    def __init__(self, secrets: SecretBook) -> None:
-        self._secrets = secrets
+    def __init__(self, secrets: SecretBook, payloads: Payloads) -> None:
+        self._secrets, self._payloads = secrets, payloads
 
-    async def fetch(self, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec]) -> Handover:
-        """What these runs are given; for runs that want nothing it asks nobody."""
-        naming = {key: stored.secrets for key, stored in specs.items() if stored.secrets}
-        if not naming:
-            return _NOTHING
-        found = await self._secrets.read({(key[0], name) for key, named in naming.items() for name in named.values()})
+    async def fetch(self, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec], by_url: bool) -> Handover:
+        """What these runs are given; `by_url`: their worker fetches large arguments by itself."""
         done = Handover({}, {})
-        for row in rows:
-            tenant_id = row["tenant_id"]
-            named = naming.get((tenant_id, row["job_id"], row["job_version"]))
-            if named is not None:
-                _give(done, row["id"], {variable: found[tenant_id, name] for variable, name in named.items()})
+        naming = {key: stored.secrets for key, stored in specs.items() if stored.secrets}
+        if naming:
+            await self._add_secrets(done, rows, naming)
+        asked = {
+            row["id"]: Asked(row["tenant_id"], row["job_id"], packed)
+            for row in rows
+            if row["args"] is not None and (packed := packed_in(row["args"])) is not None
+        }
+        if asked:
+            await self._add_args(done, asked, by_url)
         return done
 
+    async def _add_secrets(self, done: Handover, rows: Sequence[Row], naming: Mapping[SpecKey, dict[str, str]]) -> None:
+        found = await self._secrets.read({(key[0], name) for key, named in naming.items() for name in named.values()})
+        for row in rows:
+            tenant_id = row["tenant_id"]
+            named = naming.get((tenant_id, row["job_id"], row["job_version"]), {})
+            given = done.given.setdefault(row["id"], Given()) if named else Given()
+            for variable, name in named.items():
+                value = found[tenant_id, name]
+                if isinstance(value, ApiProblem):
+                    done.refused[row["id"]] = value
+                else:
+                    given.secrets[variable] = value
 
-def _give(done: Handover, run_id: str, found: Mapping[str, str | ApiProblem]) -> None:
-    for value in found.values():
-        if isinstance(value, ApiProblem):
-            done.refused[run_id] = value
-            return
-    done.given[run_id] = Given({variable: value for variable, value in found.items() if isinstance(value, str)})
+    async def _add_args(self, done: Handover, asked: Mapping[str, Asked], by_url: bool) -> None:
+        for run_id, opened in (await self._payloads.open(asked, by_url)).items():
+            if isinstance(opened, ApiProblem):
+                done.refused[run_id] = opened
+                continue
+            given = done.given.setdefault(run_id, Given())
+            given.opened, given.sensitive = opened, asked[run_id].packed.data_key > 0
+
+
+def complete(runs: Sequence[ClaimedRun], given: Mapping[str, Given]) -> None:
+    """Give the runs what was gathered for them."""
+    for run in runs:
+        more = given.get(run.run_id)
+        if more is None:
+            continue
+        run.secrets, run.sensitive = more.secrets, more.sensitive
+        if more.opened is not None:
+            run.args, run.args_url, run.args_sha256 = more.opened.args, more.opened.path, more.opened.sha256

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 _SALT_BYTES = 16
+SEAL_BYTES = _SALT_BYTES + _NONCE_BYTES + 16  # that sealing adds; the last is the tag
 _KEY = re.compile(r"[A-Za-z0-9+/]{43}=")
 _HEADER = (
     "# Master keys of Tocsin's secrets, one a line: the first seals, all unseal. Without them no secret is readable.\n"

@@ -16,12 +16,12 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from tocsin.wire import Finished, LogLine
+from tocsin.wire import ClaimedRun, Finished, LogLine
 from tocsin.worker.lines import clean
 
 BLOT = "***"
 _TELLING = 4  # characters; fewer are found everywhere, and tell nothing
-_WHOLE_LINE = 8  # characters of one of several lines of a value from which on it is looked for by itself
+_WHOLE_LINE = 8  # characters from which on a part of what is confidential is looked for by itself
 
 
 class Mask:
@@ -89,6 +89,25 @@ class Mask:
                     yield at, len(text)
                     break
                 at = text.find(form[:_TELLING], at + 1)
+
+
+def mask_of(run: ClaimedRun) -> Mask:
+    """The mask of what a run is told in confidence: its secrets and, if they are sensitive, the texts among its
+    arguments, but not the short ones, which are words like any other."""
+    texts = [text for text in _texts(run.args) if len(text) >= _WHOLE_LINE] if run.sensitive else []
+    return Mask([*run.secrets.values(), *texts])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case dict():
+            for item in value.values():
+                yield from _texts(item)
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

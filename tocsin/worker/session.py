@@ -35,6 +35,7 @@ _GIVES_WAY = 0.01  # a run that goes to its executor sooner than this does not g
 _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
 _LISTEN_AFTER = 0.25  # with all slots taken for so long, a long poll is opened for orders alone
+_FETCH_WITHIN = 30.0  # for arguments that did not come with their run
 _LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
 
 
@@ -77,6 +78,7 @@ class Session:
         self._clock = ServerClock()
         self._logs = LogShipper(link, self.worker_id, self.check_lease)
         self._notes = NoteShipper(link, self.worker_id, self.check_lease)
+        self._unfetched: dict[str, str] = {}  # runs that came without their arguments, and why
         self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
         self._held: list[tuple[float, int, Attempt]] = []
         self._serial = itertools.count()
@@ -182,7 +184,22 @@ class Session:
         if answer.now:
             self._clock.observe(answer.now, sent, time.monotonic())
             self._heard = max(self._heard, answer.now)
+        if any(run.args_url is not None for run in answer.runs):
+            await self._fetch_args(answer.runs)
+            self.check_lease()
         self._take(answer)
+
+    async def _fetch_args(self, runs: list[ClaimedRun]) -> None:
+        """Large arguments do not come with their run. Until they are here the run is not ours to start, and should we
+        be stopped meanwhile it is taken back like any answer that was lost."""
+
+        async def fetch(run: ClaimedRun, path: str) -> None:
+            try:
+                run.args = await self._link.fetch(path, run.args_sha256, _FETCH_WITHIN)
+            except Unreachable as exc:
+                self._unfetched[run.run_id] = f"its arguments could not be fetched: {exc}"
+
+        await asyncio.gather(*(fetch(run, run.args_url) for run in runs if run.args_url is not None))
 
     def _wanted(self) -> wire.Claim | None:
         """What to ask for; None if there is no room. A run that waits for its instant gives way to something due, so
@@ -202,6 +219,7 @@ class Session:
             last_claim=self._last_claim,
             wait=CLAIM_WAIT if free > 0 else min(held_for, CLAIM_WAIT),
             shared_specs=True,
+            payload_urls=True,
         )
 
     def _take(self, answer: wire.ClaimAnswer) -> None:
@@ -219,6 +237,8 @@ class Session:
                 self._returned.append((run.run_id, run.fence))
                 continue
             spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else read_spec(run.spec)
+            if self._unfetched:
+                spec = self._unfetched.pop(run.run_id, spec)
             attempt = self._admit(run, spec, received)
             if attempt is None:
                 continue
@@ -291,6 +311,8 @@ class Session:
         live, finished = self._live, self._finished
         for attempt, end in ends:
             self._busy -= 1
+            if attempt.mask is not None:
+                attempt.mask.end(end)
             if attempt.log is None:
                 del live[attempt.key]
                 if not attempt.over:
@@ -317,6 +339,8 @@ class Session:
     def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
         if attempt.log is None:
             attempt.log = RunLog(attempt.run)
+        if attempt.mask is not None:
+            lines = attempt.mask.output(lines)
         self._logs.add(attempt.log, lines, dropped)
 
     def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:

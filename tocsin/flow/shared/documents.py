@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import iso
+from tocsin.model.packed import shown
 from tocsin.store.db import Row
 
 # What a run that was just made has none of yet.
@@ -49,7 +50,7 @@ def run_document(row: Row | Mapping[str, Any]) -> dict[str, Any]:
         "progress": row["progress"],
         "exit_code": row["exit_code"],
         "error": error_of(row),
-        "args": raw(row["args"]),
+        "args": shown(row["args"]),
         "result": raw(row["result"]),
         "usage": raw(row["usage"]),
         "tags": raw(row["tags"]) or {},

@@ -9,6 +9,7 @@ import msgspec
 from tocsin.errors import Conflict, NotFound, PreconditionFailed
 from tocsin.model.job import JobSpec
 from tocsin.model.limits import depends_on_args, key_id, rendered
+from tocsin.model.packed import packed_in
 from tocsin.model.zones import rules_of
 from tocsin.store.db import Row
 from tocsin.wire import encode
@@ -54,6 +55,9 @@ def key_of_run(tenant_id: int, template: str | None, args: str | None) -> str | 
     """The concurrency key of a run with these arguments (JSON), where it follows from them."""
     if template is None:
         return None
+    packed = packed_in(args)
+    if packed is not None:
+        return packed.key_id  # what it was when they were packed, also if the job has another template by now
     given = msgspec.json.decode(args) if args is not None else {}
     return key_id(tenant_id, rendered(template, given if isinstance(given, dict) else {}))
 

@@ -38,6 +38,10 @@ class StoredSpec:
         return msgspec.Raw(encode_msgpack(msgspec.json.decode(self.text)))
 
     @cached_property
+    def secrets(self) -> dict[str, str]:
+        return self.spec.secrets
+
+    @cached_property
     def kind(self) -> str:
         return kind_of(self.spec.target)
 

@@ -32,6 +32,7 @@ def build(node: Node) -> Respond:
         places.add(method, path, endpoint(node, permission, handler, WORKER_BODY_LIMIT))
     for path, open_to_all in _open_routes(node).items():
         places.add("GET", path, open_to_all)
+    places.add("GET", "/v1/payloads/{token}", _payload(node))
 
     async def serve(request: Request) -> Reply:
         return await places.find(request)(request)
@@ -94,6 +95,16 @@ class Places:
         if serve is None:
             raise MethodNotAllowed(headers={"allow": ", ".join(sorted(place.methods))})
         return serve
+
+
+def _payload(node: Node) -> Endpoint:
+    """Arguments that lie in object storage, for whoever has a URL that is still good: it is a key by itself."""
+
+    async def payload(request: Request) -> Reply:
+        found = await node.payloads.fetch(request.params["token"], node.db.clock.now())
+        return Reply(found, headers={"cache-control": "no-store"})
+
+    return payload
 
 
 def _open_routes(node: Node) -> dict[str, Endpoint]:

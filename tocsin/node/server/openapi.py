@@ -33,14 +33,17 @@ from tocsin.node.server.replies import (
     Logs,
     LogsStored,
     MadeRunBatch,
+    MasterKeyList,
     NamedCalendar,
     NamedCircuit,
+    NamedSecret,
     NewKeyReply,
     Occurrence,
     Page,
     Pool,
     Problem,
     Redriven,
+    Rotated,
     Run,
     SchedulePreview,
     Tenant,
@@ -57,6 +60,7 @@ from tocsin.wire import (
     Letters,
     LogShipment,
     NewKey,
+    NewSecret,
     NewTenant,
     Notes,
     NotesAnswer,
@@ -80,7 +84,7 @@ _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to"
 
 # Fields that decode and are refused as not supported yet: the document does not promise them.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "JobSpec": ("depends_on", "secrets", "notify"),
+    "JobSpec": ("depends_on", "notify"),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
 _ALWAYS = (400, 401, 403, 404, 422, 431, 503)
@@ -206,6 +210,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/v1/calendars/{name}"): Operation(
         "Delete a calendar that no open job goes by", None, 204, keyed=True, versioned=True, problems=(409,)
     ),
+    ("PUT", "/v1/secrets/{name}"): Operation(
+        "Store a secret's value, which is never told again",
+        *(NamedSecret, 200, NewSecret),
+        also=(201,),
+        keyed=True,
+        versioned=True,
+        problems=(409,),
+    ),
+    ("GET", "/v1/secrets"): Operation("List secrets, by name, without their values", Page[NamedSecret], query=_PAGED),
+    ("GET", "/v1/secrets/{name}"): Operation("Read what there is to know of a secret", NamedSecret),
+    ("DELETE", "/v1/secrets/{name}"): Operation(
+        "Delete a secret; runs of jobs that name it fail", None, 204, keyed=True, versioned=True, problems=(409,)
+    ),
+    ("GET", "/v1/master-keys"): Operation("List master keys, and how many keys each wraps", MasterKeyList),
+    ("POST", "/v1/master-keys/rotate"): Operation(
+        "Wrap some more keys with the first master key; `remaining` says how many are left", Rotated
+    ),
     ("GET", "/v1/circuits"): Operation("List circuits, by name", Page[NamedCircuit], query=("state", *_PAGED)),
     ("GET", "/v1/circuits/{name}"): Operation("Read a circuit", NamedCircuit),
     ("PUT", "/v1/circuits/{name}"): Operation(
@@ -320,6 +341,7 @@ _EXAMPLES: dict[Any, Any] = {
     Nothing: {},
     Letters: {"ids": ["019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071"]},
     PoolPatch: {"policy": "priority", "head_start": "PT0.05S"},
+    NewSecret: {"value": "correct horse battery staple"},
     NewTenant: {"slug": "acme", "weight": 2},
     Completion: {"outcome": "succeeded", "result": {"rows": 42}},
     TenantPatch: {"weight": 4, "quotas": {"max_queued": 10000, "submit_rate": "100/s", "max_running": None}},

@@ -135,6 +135,36 @@ class NamedCalendar(Reply):
     updated_at: Instant
 
 
+class NamedSecret(Reply):
+    """A secret without its value, which is told to the workers that run its jobs and to nobody else."""
+
+    name: str
+    version: int
+    created_at: Instant
+    updated_at: Instant
+
+
+class MasterKey(Reply):
+    """A master key: whether this server has it, whether it is the one that seals, and what it wraps."""
+
+    id: str
+    known: bool
+    seals: bool
+    secrets: int
+    data_keys: int
+
+
+class MasterKeyList(Reply):
+    items: list[MasterKey]
+
+
+class Rotated(Reply):
+    """How many keys were wrapped anew, and how many another master key still wraps."""
+
+    rewrapped: int
+    remaining: int
+
+
 class CircuitCalls(Reply):
     """The last calls that a closed circuit counts."""
 

@@ -16,6 +16,7 @@ import msgspec
 
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunError, RunKey
 from tocsin.worker.frames import Note, Outcome
+from tocsin.worker.masks import mask_of
 from tocsin.worker.proctree import Family, Tree
 from tocsin.worker.targets import NO_RESOURCES, Spec
 
@@ -30,8 +31,8 @@ class Attempt:
     """A claimed run on its way through this worker."""
 
     __slots__ = (
-        *("executor", "handle", "key", "log", "over", "received_ns", "resources", "run", "start_ns", "started_ns"),
-        *("stopping", "target"),
+        *("executor", "handle", "key", "log", "mask", "over", "received_ns", "resources", "run", "start_ns"),
+        *("started_ns", "stopping", "target"),
     )
 
     def __init__(self, run: ClaimedRun, spec: Spec | None, executor: Executor, received_ns: int) -> None:
@@ -47,6 +48,7 @@ class Attempt:
         self.over = False  # the server knows its end already
         self.handle: Any = None
         self.log: Any = None
+        self.mask = mask_of(run) if run.secrets or run.sensitive else None
 
     def finished(
         self,

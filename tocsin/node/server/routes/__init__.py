@@ -13,6 +13,7 @@ from tocsin.node.server.routes import (
     pools,
     runs,
     schedules,
+    secrets,
 )
 from tocsin.node.server.routes.table import ROUTES
 
@@ -30,4 +31,5 @@ __all__ = [
     "pools",
     "runs",
     "schedules",
+    "secrets",
 ]

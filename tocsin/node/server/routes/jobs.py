@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
+from tocsin.errors import InvalidInput
 from tocsin.flow import catalog, control, history
 from tocsin.flow.catalog import JobFilter
+from tocsin.flow.payloads import LARGE
 from tocsin.flow.shared.idempotency import Replay
-from tocsin.flow.submit import RunsRequest, Stored, job_request
+from tocsin.flow.submit import NotSealed, RunsRequest, Stored, job_request
 from tocsin.model.job import RunRequest
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.runs import list_runs_of
+from tocsin.node.server.routes.secrets import private_wish
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
-from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request
+from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request, encode
 
 _reason = msgspec.json.Decoder(Reason).decode
 
@@ -116,7 +120,35 @@ async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
     now = call.node.db.clock.now()
     request = RunsRequest(call.who, call.id(), [run.asked_at(now) for run in runs], "api", call.wish)
     await call.node.allowances.admit(call.who, request.wish, runs=len(runs))
-    return await call.node.submit_runs(request)
+    if len(call.body) > LARGE or any(run.sensitive for run in runs):
+        request = await _packed(call, request, await _is_sensitive(call))
+    try:
+        return await call.node.submit_runs(request)
+    except NotSealed:
+        return await call.node.submit_runs(await _packed(call, request, sensitive=True))
+    except InvalidInput as problem:
+        # A sensitive call is remembered by another digest, so that a repeat looks like another call at first.
+        if problem.code != "idempotency_mismatch" or not await _is_sensitive(call):
+            raise
+        return await call.node.submit_runs(await _packed(call, request, sensitive=True))
+
+
+async def _is_sensitive(call: Call) -> bool:
+    return await call.node.payloads.is_sensitive(call.who.tenant_id, call.id())
+
+
+async def _packed(call: Call, request: RunsRequest, sensitive: bool) -> RunsRequest:
+    """The same request with all arguments packed that are sensitive (by the job, or by their own word) or large."""
+    packed = dict(request.packed)
+    for place, run in enumerate(request.runs):
+        args = encode(run.args) if isinstance(run.args, dict) else b""
+        if args and (sensitive or run.sensitive or len(args) > LARGE):
+            packed[place] = await call.node.payloads.pack(
+                call.who.tenant_id, request.job_id, args, sensitive or run.sensitive
+            )
+            await asyncio.sleep(0)  # thousands of them are not sealed at a stretch
+    sealed = any(each.data_key for each in packed.values())
+    return request._replace(packed=packed, wish=private_wish(call) if sealed else request.wish)
 
 
 @route("GET", "/v1/jobs/{id}/runs", "runs.read")

@@ -1,0 +1,142 @@
+"""payloads: arguments that are sealed or large, packed when they come and opened when a worker gets them.
+
+What is large lies in object storage under the tenant and the day, for as long as history does: a run that ended may be
+run again with the same arguments. A worker that asks for it gets a URL of this server, good for this one object and a
+short while, so that any object store will do; what is sealed, or asked for by another worker, is read here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tocsin.errors import ApiProblem, NotFound, ServerFault
+from tocsin.flow.shared.sealing import DataKeys, args_context
+from tocsin.model.ids import new_id
+from tocsin.model.packed import Packed
+from tocsin.store.db import Database, Sql
+from tocsin.store.objects import ObjectStore
+from tocsin.store.vault import SEAL_BYTES, MasterKeys, seal, unseal
+
+SQL = Sql(__file__)
+LARGE = 64 * 1024  # bytes of arguments, as JSON, from which on they leave the row
+_URL_LASTS = timedelta(minutes=15)
+_PURPOSE = "payload url"
+
+
+_NO_KEY = ServerFault("the key that these arguments were sealed with is gone", code="seal_broken")
+
+
+class Asked(NamedTuple):
+    """Packed arguments of a run that is handed to a worker."""
+
+    tenant_id: int
+    job_id: str
+    packed: Packed
+
+
+class Opened(NamedTuple):
+    """The arguments themselves, or the path under which they are fetched, and their digest."""
+
+    args: Any = None
+    path: str | None = None
+    sha256: str = ""
+
+
+class _Ticket(msgspec.Struct, array_like=True):
+    """What a URL is good for."""
+
+    place: str
+    size: int
+    until: float
+
+
+class Payloads:
+    """Packs and opens arguments."""
+
+    def __init__(self, db: Database, keys: MasterKeys, data_keys: DataKeys, objects: ObjectStore) -> None:
+        self._db, self._keys, self._data_keys, self._objects = db, keys, data_keys, objects
+
+    async def is_sensitive(self, tenant_id: int, job_id: str) -> bool:
+        """Whether a job says that the arguments of all its runs are sensitive."""
+        return bool(await self._db.fetchval("engine", SQL["is_sensitive"], tenant_id, job_id))
+
+    async def pack(self, tenant_id: int, job_id: str, args: bytes, sensitive: bool) -> Packed:
+        """Seal arguments if they are sensitive, and put them into object storage if they are large."""
+        packed = Packed(size=len(args))
+        if sensitive:
+            packed.data_key, key = await self._data_keys.current(tenant_id)
+            args = seal(key, args, args_context(tenant_id, job_id))
+        if len(args) > LARGE:
+            now = self._db.clock.now()
+            packed.place = f"payloads/{tenant_id}/{now:%Y-%m-%d}/{new_id(now)}"
+            packed.sha256 = hashlib.sha256(args).hexdigest()
+            await self._objects.put(packed.place, args)
+        elif sensitive:
+            packed.sealed = base64.b64encode(args).decode()
+        return packed
+
+    async def open(self, asked: Mapping[str, Asked], by_url: bool) -> dict[str, Opened | ApiProblem]:
+        """The arguments of these runs; `by_url`: as far as may be, where to fetch them."""
+        sealing = {(a.tenant_id, a.packed.data_key) for a in asked.values() if a.packed.data_key}
+        keys = await self._data_keys.read(sealing)
+        found = await asyncio.gather(*(self._open(a, keys, by_url) for a in asked.values()))
+        return dict(zip(asked, found, strict=True))
+
+    async def _open(
+        self, asked: Asked, keys: Mapping[tuple[int, int], bytes | ApiProblem], by_url: bool
+    ) -> Opened | ApiProblem:
+        packed = asked.packed
+        if by_url and packed.place and not packed.data_key and self._keys.ids:
+            return Opened(path=self._path(packed), sha256=packed.sha256)
+        try:
+            data = base64.b64decode(packed.sealed) if packed.sealed else await self._stored(packed)
+            if packed.data_key:
+                key = keys.get((asked.tenant_id, packed.data_key), _NO_KEY)
+                if isinstance(key, ApiProblem):
+                    return key
+                data = unseal(key, data, args_context(asked.tenant_id, asked.job_id))
+        except ApiProblem as problem:
+            return problem
+        return Opened(msgspec.json.decode(data))
+
+    async def _stored(self, packed: Packed) -> bytes:
+        size = packed.size + (SEAL_BYTES if packed.data_key else 0)
+        data = await self._objects.get(packed.place, 0, size)
+        if hashlib.sha256(data).hexdigest() != packed.sha256:
+            raise ServerFault("these arguments were changed in object storage", code="payload_broken")
+        return data
+
+    # ── URLs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _path(self, packed: Packed) -> str:
+        until = (self._db.clock.now() + _URL_LASTS).timestamp()
+        ticket = msgspec.json.encode(_Ticket(packed.place, packed.size, until))
+        mac = hmac.digest(self._keys.derive(_PURPOSE), ticket, "sha256")
+        return f"/v1/payloads/{base64.urlsafe_b64encode(mac + ticket).decode().rstrip('=')}"
+
+    async def fetch(self, token: str, now: datetime) -> bytes:
+        """What a URL of ours is good for; one that is not, or not any more, leads nowhere."""
+        try:
+            data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        except ValueError:
+            raise _nowhere() from None
+        mac, text = data[:32], data[32:]
+        keys: Sequence[bytes] = self._keys.derive_all(_PURPOSE)
+        if not any(hmac.compare_digest(mac, hmac.digest(key, text, "sha256")) for key in keys):
+            raise _nowhere()
+        ticket = msgspec.json.decode(text, type=_Ticket)
+        if ticket.until < now.timestamp():
+            raise _nowhere()
+        return await self._objects.get(ticket.place, 0, ticket.size)
+
+
+def _nowhere() -> NotFound:
+    return NotFound("this URL leads nowhere, or not any more")

@@ -1,0 +1,97 @@
+"""Secrets, and the master keys that they are sealed with."""
+
+from __future__ import annotations
+
+import hmac
+import re
+
+import msgspec
+
+from tocsin.errors import BadRequest, InvalidInput, NotFound
+from tocsin.flow import secrets
+from tocsin.flow.shared.idempotency import Replay, Wish
+from tocsin.model.job import NAME
+from tocsin.node.server.http import Call, answer, limit_of, page
+from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.table import REPLAYED, route
+from tocsin.wire import NewSecret
+
+_request = msgspec.json.Decoder(NewSecret).decode
+_SHORTEST = 4  # a shorter value could not be masked in logs, for it would be found everywhere
+
+
+@route("PUT", "/v1/secrets/{name}", "jobs.write")
+async def put_secret(call: Call) -> Reply:
+    name = call.request.params["name"]
+    if not re.fullmatch(NAME, name):
+        raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
+    value = call.decode(_request).value
+    if len(value.replace("\n", "").replace("\r", "")) < _SHORTEST:
+        raise InvalidInput.field(
+            "value", "invalid", f"has fewer than {_SHORTEST} characters that are not ends of lines"
+        )
+    try:
+        done = await secrets.put(
+            call.node.db, call.node.master_keys, call.who, name, value, private_wish(call), call.version
+        )
+    except Replay as first:
+        return await _answer(call, name, first.status, REPLAYED)
+    return await _answer(call, name, 201 if done.made else 200)
+
+
+def private_wish(call: Call) -> Wish | None:
+    """The caller's `Idempotency-Key` with a digest that nobody can try guesses of the body at who reads it in the
+    database."""
+    wish = call.wish
+    if wish is None:
+        return None
+    return wish._replace(digest=hmac.digest(call.node.master_keys.derive("idempotency"), wish.digest, "sha256"))
+
+
+@route("GET", "/v1/secrets", "jobs.read")
+async def list_named_secrets(call: Call) -> Reply:
+    query = call.query("limit", "cursor")
+    limit, after = limit_of(query), query.get("cursor")
+    if after is not None and not re.fullmatch(NAME, after):
+        raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
+    return answer(page(await secrets.list_secrets(call.node.db, call.who, after, limit + 1), limit, "name"))
+
+
+@route("GET", "/v1/secrets/{name}", "jobs.read")
+async def get_secret(call: Call) -> Reply:
+    return await _answer(call, _name(call))
+
+
+@route("DELETE", "/v1/secrets/{name}", "jobs.write")
+async def delete_secret(call: Call) -> Reply:
+    try:
+        await secrets.delete(call.node.db, call.who, _name(call), call.wish, call.version)
+    except Replay:
+        return Reply(status=204, headers=REPLAYED)
+    return Reply(status=204)
+
+
+def _name(call: Call) -> str:
+    """A name from the path; what is not one does not exist."""
+    name = call.request.params["name"]
+    if not re.fullmatch(NAME, name):
+        raise NotFound("there is no such secret")
+    return name
+
+
+async def _answer(call: Call, name: str, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+    found = await secrets.get(call.node.db, call.who, name)
+    return answer(found, status, {"etag": f'"{found["version"]}"'} | (headers or {}))
+
+
+@route("GET", "/v1/master-keys", "tenants.manage")
+async def list_master_keys(call: Call) -> Reply:
+    return answer({"items": await secrets.usage(call.node.db, call.node.master_keys)})
+
+
+@route("POST", "/v1/master-keys/rotate", "tenants.manage")
+async def rotate_master_key(call: Call) -> Reply:
+    done = await secrets.rotate(call.node.db, call.node.master_keys, call.who)
+    left = await secrets.usage(call.node.db, call.node.master_keys)
+    remaining = sum(key["secrets"] + key["data_keys"] for key in left if not key["seals"])
+    return answer({"rewrapped": done, "remaining": remaining})
