@@ -71,6 +71,9 @@ class Settings:
     database_connections: int = _doc(
         "Connections per server for calls and loops, in each of two roles; workers have six of their own.", 8
     )
+    http_private: bool = _doc(
+        "Let http jobs on this worker reach private networks and this machine, of all tenants: for development.", False
+    )
     container_engine: str = _doc(
         "Docker's or podman's socket for a worker's containers, as `unix:///run/docker.sock`; empty: it runs none.", ""
     )
@@ -79,9 +82,6 @@ class Settings:
     )
     kubernetes_namespaces: str = _doc("Namespaces that jobs may use, by commas; the first is the default.", "default")
     kubernetes_service_accounts: str = _doc("Service accounts that jobs may name, by commas.", "")
-    http_private: bool = _doc(
-        "Let http jobs on this worker reach private networks and this machine, of all tenants: for development.", False
-    )
     log_level: str = _doc("debug, info, warning or error.", "info")
     log_json: bool = _doc("Log lines as JSON instead of for people.", False)
     failpoints: str = _doc("Faults to inject, for tests only; see tocsin/failpoints.py.", "")

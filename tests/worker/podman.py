@@ -92,6 +92,7 @@ class Podman:
             env={**os.environ, "CONTAINERS_CONF": str(self.folder / "containers.conf"), "TMPDIR": str(self.folder)},
             stdout=stdout,
             stdin=asyncio.subprocess.DEVNULL,
+            cwd=self.folder,  # where conmon leaves a file when something was killed for its memory
         )
 
     async def _answers(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tocsin.worker.executors import Why, remote
 from tocsin.worker.executors.container import FENCE, OWNER, RUN, ContainerExecutor
 from tocsin.worker.targets import ContainerTarget, Resources
 
+from .conftest import started
 from .podman import IMAGE, Podman, missing
 from .remote_kit import Book, attempt_of
 
@@ -176,6 +179,22 @@ async def test_a_stop_before_it_has_begun(executor: ContainerExecutor) -> None:
     executor.stop(attempt)
     assert (await book_of(executor).end_of(attempt))[0] == "cancelled"
     assert await names(executor) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_no_container_outlives_its_worker(podman: Podman, executor: ContainerExecutor, number: int) -> None:
+    """Nobody starts another worker here: who kills the container is the guard."""
+    settings = {"container_engine": podman.engine}
+    async with started(lease=2.0, heartbeat=0.2, settings=settings) as (gateway, process):
+        target = {"kind": "container", "image": IMAGE, "command": ["sh", "-c", DEAF], "pull": "never"}
+        run = gateway.submit(target)
+        await gateway.line_of(run, "up")
+        process.send_signal(number)
+        async with asyncio.timeout(60):
+            while await executor.docker.containers.list():  # noqa: ASYNC110 (nobody would set an event)
+                await asyncio.sleep(0.05)
+    await executor.open()
+    assert await names(executor) == set(), "and what is left of it goes when a worker starts"
 
 
 async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from lightkube.resources.core_v1 import Pod
 
 from tocsin.worker.executors import groups as kernel
 from tocsin.worker.executors import podstate
-from tocsin.worker.executors.owner import Owner, is_orphan, started_at
 from tocsin.worker.executors.remote import Exit, exit_by_code
+from tocsin.worker.owner import Owner, is_orphan, started_at
 from tocsin.worker.targets import Resources
 
 words = st.sampled_from(["", "a", "b"])

@@ -55,7 +55,7 @@ class Agent:
         self._editor = editor
         self._drain = Drain(settings.drain_seconds)
         self._family = proctree.Family()
-        self._guard = Guard(self._family)
+        self._guard = Guard(self._family, settings.container_engine)
         self._executors = table.executors(Place(self._link.url, slots, module, self._family, settings))
         python = self._executors.get("python")
         self._python = python if isinstance(python, PythonExecutor) else None

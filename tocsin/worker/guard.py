@@ -1,4 +1,4 @@
-"""The guard: a small process that ends the worker's job trees when the worker cannot.
+"""The guard: a small process that ends the worker's job trees and containers when the worker cannot.
 
 The agent kills its runs itself when its lease is over. But an agent that was stopped or is swapped out kills nobody,
 and one that was killed with -9 leaves grandchildren behind. The guard sees both: it shares the lease's deadline with
@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 
 from tocsin.worker import proctree
+from tocsin.worker.owner import Owner
+from tocsin.worker.strays import Strays
 
 _LOOK_EVERY = 0.05
 _AFTER_THE_AGENT = 0.05  # seconds past the deadline: the agent itself goes first
@@ -30,7 +32,8 @@ _CELL = struct.Struct("d")
 class Guard:
     """The agent's side: keeps the guard told until when the runs are ours."""
 
-    def __init__(self, family: proctree.Family) -> None:
+    def __init__(self, family: proctree.Family, engine: str = "") -> None:
+        self._engine = engine
         self._fd = os.memfd_create("tocsin-lease")
         os.ftruncate(self._fd, _CELL.size)
         self._cell = mmap.mmap(self._fd, _CELL.size)
@@ -40,7 +43,10 @@ class Guard:
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
         theirs, ours = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tocsin.worker.guard", *_words(self._family.whole), str(self._fd), str(theirs)],
+            [
+                *(sys.executable, "-m", "tocsin.worker.guard", *_words(self._family.whole)),
+                *(str(self._fd), str(theirs), self._engine, str(Owner.here())),
+            ],
             stdin=subprocess.DEVNULL,
             env=proctree.without_keys(),
             pass_fds=(self._fd, theirs),
@@ -89,7 +95,7 @@ def _tree(mark: str, first: str, last: str, agent: str) -> proctree.Tree:
     return proctree.Tree(0, mark, range(int(first), int(last)), under=int(agent))
 
 
-def watch(tree: proctree.Tree, lease_fd: int, pipe: int) -> None:
+def watch(tree: proctree.Tree, strays: Strays, lease_fd: int, pipe: int) -> None:
     """The guard's side: until the agent is gone and nothing of it is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -99,14 +105,15 @@ def watch(tree: proctree.Tree, lease_fd: int, pipe: int) -> None:
             with _alone(lease_fd):
                 if _is_over(cell):
                     proctree.kill_once(tree)
+                    strays.kill_once()
     # The agent is gone, and its id may be somebody else's.
     tree, quiet = tree._replace(under=0), 0
     for _ in range(500):
-        quiet = 0 if proctree.kill_once(tree).alive else quiet + 1
+        quiet = 0 if proctree.kill_once(tree).alive or strays.kill_once() else quiet + 1
         if quiet == _QUIET_LOOKS:
             break
         time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    watch(_tree(*sys.argv[1:5]), int(sys.argv[5]), int(sys.argv[6]))
+    watch(_tree(*sys.argv[1:5]), Strays(*sys.argv[7:9]), int(sys.argv[5]), int(sys.argv[6]))

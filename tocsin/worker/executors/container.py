@@ -22,7 +22,6 @@ from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
 from tocsin.worker.executors import STOP_GRACE, Attempt
 from tocsin.worker.executors.groups import Group, enforced, group_of
-from tocsin.worker.executors.owner import Owner, is_orphan
 from tocsin.worker.executors.remote import (
     LAST_OUTPUT,
     Exit,
@@ -35,11 +34,13 @@ from tocsin.worker.executors.remote import (
     pauses,
     whole,
 )
+from tocsin.worker.owner import Owner, is_orphan
+from tocsin.worker.strays import LABEL
 from tocsin.worker.targets import NO_RESOURCES, ContainerTarget
 
 log = get_logger("worker")
 
-RUN, FENCE, OWNER, DEADLINE = "tocsin.run", "tocsin.fence", "tocsin.owner", "tocsin.deadline"
+RUN, FENCE, OWNER, DEADLINE = "tocsin.run", "tocsin.fence", LABEL, "tocsin.deadline"
 _ANSWER_WITHIN = aiohttp.ClientTimeout(total=60, sock_connect=5)
 _TROUBLE = (DockerError, aiohttp.ClientError, OSError, TimeoutError)
 _UNREACHABLE = 900  # aiodocker's status for an engine that does not answer

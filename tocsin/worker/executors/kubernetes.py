@@ -36,9 +36,9 @@ from tocsin.worker.executors.cluster import (
     label_of,
     words_of,
 )
-from tocsin.worker.executors.owner import Owner, is_orphan
 from tocsin.worker.executors.podstate import CONTAINER, enforced, exit_of, has_output, is_over, quantities, waits_for
 from tocsin.worker.executors.remote import Exit, Remote, RemoteExecutor, Superseded, environment, pauses, whole
+from tocsin.worker.owner import Owner, is_orphan
 from tocsin.worker.targets import KubernetesTarget
 
 log = get_logger("worker")
