@@ -1,0 +1,166 @@
+"""A canary secret, told by jobs in every way they can, is found in no table, log, object, metric or answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import mmap
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import asyncpg
+import httpx
+import zstandard
+
+from tests.conftest import Cluster
+
+from .cluster import ROOT, Site, until
+
+ENDED = ("succeeded", "dead", "cancelled", "expired")
+SECRET = f'can"ary/sécret+{uuid.uuid4().hex}'
+SENSITIVE = f"canary-argument {uuid.uuid4().hex}"
+
+
+def forms(value: str) -> Iterator[bytes]:
+    """What must not be found; of base64 what any neighbours leave as it is."""
+    data = value.encode()
+    yield data
+    yield data.hex().encode()
+    yield quote(value, safe="").encode()
+    yield json.dumps(value)[1:-1].encode()
+    for before in range(3):
+        whole = base64.b64encode(b"x" * before + data + b"yz")
+        yield whole[4:-4]
+    yield data[-16:]
+
+
+CANARIES = {form for value in (SECRET, SENSITIVE) for form in forms(value)}
+
+
+def tells(text: bytes) -> list[bytes]:
+    return [form for form in CANARIES if form in text]
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[str]:
+    """An endpoint that answers 500 and says what it was asked."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
+        )
+        body = head + await reader.readexactly(length)
+        writer.write(b"HTTP/1.1 500 No\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+class Hunt:
+    """One server and one worker, and a look into everything they leave."""
+
+    def __init__(self, site: Site, api: httpx.AsyncClient, cluster: Cluster) -> None:
+        self.site, self.api, self.cluster = site, api, cluster
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        reply = await self.api.post(path, json=body)
+        assert reply.is_success, reply.text
+        return reply.json()
+
+    async def run(self, target: dict[str, Any], **args: Any) -> str:
+        """A run with the secret and sensitive arguments, that may fail once."""
+        spec = {"target": target, "schedule": {"manual": True}, "secrets": {"TOKEN": "token"}}
+        job = await self.post("/v1/jobs", spec | {"retry": {"max_attempts": 1}, "sensitive": True})
+        return str((await self.post(f"/v1/jobs/{job['id']}/runs", {"args": args}))["id"])
+
+    async def ended(self, run_id: str) -> dict[str, Any]:
+        async def look() -> Any:
+            run = (await self.api.get(f"/v1/runs/{run_id}")).json()
+            return run if run["state"] in ENDED else None
+
+        return await until(f"{run_id} ends", look, 60)  # type: ignore[no-any-return]
+
+    async def told(self, run_id: str) -> bytes:
+        """All that the API tells of a run."""
+        paths = ("", "/attempts", "/logs?limit=500")
+        return b"".join([(await self.api.get(f"/v1/runs/{run_id}{path}")).content for path in paths])
+
+    async def rows(self) -> bytes:
+        """Every row of every table."""
+        database = urlsplit(self.site.settings["DATABASE_URL"]).path.lstrip("/")
+        connection = await asyncpg.connect(self.cluster.as_superuser(database))
+        try:
+            tables = await connection.fetch(
+                "select c.oid::regclass::text as name from pg_class c"
+                " where c.relkind = 'r' and c.relnamespace = 'tocsin'::regnamespace"
+            )
+            assert {"tocsin.runs", "tocsin.secrets", "tocsin.data_keys"} <= {row["name"] for row in tables}
+            read = [await connection.fetch(f"select t::text as row from {row['name']} t") for row in tables]
+            return "\n".join(row["row"] for rows in read for row in rows).encode()
+        finally:
+            await connection.close()
+
+    def objects(self) -> Iterator[tuple[Path, bytes]]:
+        for path in Path(self.site.home, "objects").rglob("*"):
+            if path.is_file():
+                data = path.read_bytes()
+                yield path, data
+                if data.startswith(b"\x28\xb5\x2f\xfd"):
+                    yield path, zstandard.ZstdDecompressor().decompressobj().decompress(data)
+
+    def database_files(self) -> Iterator[tuple[Path, bytes]]:
+        """PostgreSQL's own: tables with what was deleted from them, the write-ahead log, what it logged."""
+        for folder in ("data", "logs"):
+            for place, _, names in os.walk(self.cluster.home / folder):
+                for path in (Path(place, name) for name in names):
+                    if path.is_file() and path.stat().st_size:
+                        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                            if any(data.find(value.encode()) >= 0 for value in (SECRET, SENSITIVE)):
+                                yield path, bytes(data)
+
+
+async def test_no_canary_is_found_anywhere(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    key = base64.b64encode(os.urandom(32)).decode()
+    with Site(tmp_path, database_url, cluster.keys, lease=20, heartbeat=2, master_key=key, log_level="debug") as site:
+        server = await site.server("server")
+        worker = await site.worker("worker", server, module="tests.cluster.blabbers:app", start=False)
+        worker.env |= {"TOCSIN_HTTP_PRIVATE": "1", "TOCSIN_LOG_LEVEL": "debug"}
+        await worker.start()
+        async with site.client(server) as api, echo() as url:
+            hunt = Hunt(site, api, cluster)
+            assert (await api.put("/v1/secrets/token", json={"value": SECRET})).status_code == 201
+            program = {"kind": "process", "command": [sys.executable, str(ROOT / "tests/cluster/blabbers.py")]}
+            calls = {"kind": "http", "url": url, "headers": {"X-Token": "{secrets.TOKEN}"}}
+            targets = [program, {"kind": "python", "function": "tell"}, {"kind": "python", "function": "fail"}, calls]
+            run_ids = [await hunt.run(target, iban=SENSITIVE) for target in targets]
+            runs = [await hunt.ended(run_id) for run_id in run_ids]
+            assert [run["state"] for run in runs] == ["dead", "succeeded", "dead", "dead"]
+            assert [run["error"] and run["error"]["class"] for run in runs] == [
+                "exit",
+                None,
+                "RuntimeError",
+                "status_5xx",
+            ]
+            answers = {run_id: await hunt.told(run_id) for run_id in run_ids}
+            assert all(b"***" in told for told in answers.values()), "each of them tried to tell"
+            answers["dead"] = (await api.get("/v1/dead-letters")).content
+            answers["secrets"] = (await api.get("/v1/secrets")).content
+            answers["jobs"] = (await api.get("/v1/jobs")).content
+            answers["metrics"] = (await api.get("/metrics")).content
+            answers["rows"] = await hunt.rows()
+        answers |= {process.name: process.log.read_bytes() for process in (server, worker)}
+        found = {name: tells(text) for name, text in answers.items()}
+        found |= {str(path): tells(data) for path, data in hunt.objects()}
+        assert not {name: forms for name, forms in found.items() if forms}
+        assert [path for path, _ in hunt.database_files()] == []
