@@ -2,6 +2,8 @@
 
 import os
 import socket
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +42,13 @@ def _default_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
+def _reloading() -> int:
+    from tocsin.cli.reload import reloading
+
+    same = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    return reloading([sys.executable, "-m", "tocsin", *same], Path.cwd())
+
+
 def up(
     module: Module = None,
     host: Host = None,
@@ -74,8 +83,13 @@ def worker(
     disk: Annotated[str | None, typer.Option(help="Disk it offers, such as 10g; else what is free.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="Gpus it offers; else those of NVIDIA's driver.")] = None,
     name: Annotated[str | None, typer.Option(help="Its name in lists; else the machine's and the process's.")] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start anew when a Python file below this folder changes; to develop with.")
+    ] = False,
 ) -> None:
     """Run one worker."""
+    if reload:
+        raise typer.Exit(_reloading())
     from tocsin.client import credentials
 
     settings = load_settings()
