@@ -95,6 +95,25 @@ async def test_a_tenant_that_was_away_starts_level(scene: Scene) -> None:
     assert abs(got["one"] - got["two"]) <= 2, "its share was lent, not saved up"
 
 
+async def test_what_falls_due_is_not_passed_over_while_what_is_ready_takes_every_slot(scene: Scene) -> None:
+    job = await scene.job(retry={"max_attempts": 3})
+    [again] = await scene.ask(job)
+    worker = await scene.employ(new_id(scene.db.clock.now()))
+    [held] = await scene.take(1, worker)
+    await scene.end(worker, end_of(held, "lost"))
+    await scene.wake(again)
+    await fill(scene, scene.api, 50)
+    dispatcher = fresh(scene)
+    # Somebody waits for work of another kind all the time, so the node never counts as busy.
+    dispatcher.open_poll(Worker(worker, "default", ["python"], ["none"], "live", 1000), 1)
+    for _ in range(10):
+        [poll] = await served(scene, dispatcher, 1)
+        if [row["id"] for row in poll.answer.result()] == [again]:
+            return
+        dispatcher._scanned, dispatcher._full_scans = 0.0, Pace()  # however long the last one took
+    raise AssertionError("ten others started that stand behind it")
+
+
 async def test_work_is_spread_over_the_waiting_workers(scene: Scene) -> None:
     await fill(scene, scene.api, 10)
     dispatcher = fresh(scene)

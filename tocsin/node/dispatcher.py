@@ -70,6 +70,7 @@ class Place:
     floor: datetime = THE_BEGINNING
     due_floor: datetime = THE_BEGINNING  # the same of what is staged
     may_have: bool = False
+    crowded: bool = False  # the last claim found as much as it might take: what is staged may have been left out
     next_due: datetime | None = None
     ahead_until: datetime = THE_BEGINNING  # what falls due by then and could be handed out ahead has been
     hints: int = 0
@@ -392,8 +393,9 @@ class Dispatcher(Loop):
         for share, before in zip(shares, hints, strict=True):
             key = share.lane_id, share.tenant_id
             place = self._places[key]
+            place.crowded = taken.left[key] >= share.most
             if place.hints == before:
-                place.may_have = taken.left[key] >= share.most
+                place.may_have = place.crowded
                 # What found no room stands before what was taken.
                 place.floor = place.floor if key[0] in self.lanes.fitted else last.get(key, place.floor)
         for unfit in taken.unfit:
@@ -443,8 +445,11 @@ class Dispatcher(Loop):
                 place.next_due = head.due
         crowded = {(h.lane_id, h.tenant_id): h.due for h in heads if h.due is not None and h.due <= now}
         if self.polls:
-            # However many slots are free, what needs more than one may have to wait.
-            crowded = {key: due for key, due in crowded.items() if key[0] in self.lanes.fitted}
+            # Free slots take what is staged as it falls due; but not where what is ready takes them all, and however
+            # many are free, what needs more than one may have to wait.
+            crowded = {
+                key: due for key, due in crowded.items() if self._places[key].crowded or key[0] in self.lanes.fitted
+            }
         if crowded:
             await claim.promote(self.db, list(crowded), _PROMOTE, list(crowded.values()))
 
