@@ -17,11 +17,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tocsin.worker import proctree
 from tocsin.worker.owner import Owner
-from tocsin.worker.strays import Strays
 
 _LOOK_EVERY = 0.05
 _AFTER_THE_AGENT = 0.05  # seconds past the deadline: the agent itself goes first
@@ -95,7 +94,16 @@ def _tree(mark: str, first: str, last: str, agent: str) -> proctree.Tree:
     return proctree.Tree(0, mark, range(int(first), int(last)), under=int(agent))
 
 
-def watch(tree: proctree.Tree, strays: Strays, lease_fd: int, pipe: int) -> None:
+def _strays(engine: str, owner: str) -> Callable[[], int]:
+    """Kills the worker's containers, if it may have any."""
+    if not engine:
+        return lambda: 0
+    from tocsin.worker.strays import Strays  # speaks HTTP; most guards are smaller without it
+
+    return Strays(engine, owner).kill_once
+
+
+def watch(tree: proctree.Tree, kill_strays: Callable[[], int], lease_fd: int, pipe: int) -> None:
     """The guard's side: until the agent is gone and nothing of it is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -105,15 +113,15 @@ def watch(tree: proctree.Tree, strays: Strays, lease_fd: int, pipe: int) -> None
             with _alone(lease_fd):
                 if _is_over(cell):
                     proctree.kill_once(tree)
-                    strays.kill_once()
+                    kill_strays()
     # The agent is gone, and its id may be somebody else's.
     tree, quiet = tree._replace(under=0), 0
     for _ in range(500):
-        quiet = 0 if proctree.kill_once(tree).alive or strays.kill_once() else quiet + 1
+        quiet = 0 if proctree.kill_once(tree).alive or kill_strays() else quiet + 1
         if quiet == _QUIET_LOOKS:
             break
         time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    watch(_tree(*sys.argv[1:5]), Strays(*sys.argv[7:9]), int(sys.argv[5]), int(sys.argv[6]))
+    watch(_tree(*sys.argv[1:5]), _strays(*sys.argv[7:9]), int(sys.argv[5]), int(sys.argv[6]))

@@ -77,6 +77,24 @@ class Attempt:
         )
 
 
+def environment(attempt: Attempt, url: str) -> dict[str, str]:
+    """What a program finds in its environment, wherever it runs: what its job sets, its secrets, which run it is."""
+    run = attempt.run
+    return {
+        **attempt.target.env,
+        **run.secrets,
+        "TOCSIN_RUN_ID": run.run_id,
+        "TOCSIN_JOB_ID": run.job_id,
+        "TOCSIN_JOB_NAME": run.job_name or "",
+        "TOCSIN_ATTEMPT": str(run.attempt),
+        "TOCSIN_FENCE": str(run.fence),
+        "TOCSIN_SCHEDULED_FOR": run.scheduled_for,
+        "TOCSIN_ARGS": msgspec.json.encode({} if run.args is None else run.args).decode(),
+        "TOCSIN_URL": url,
+        "TOCSIN_RUN_TOKEN": run.token,
+    }
+
+
 class Why(NamedTuple):
     """What is told of a run that its worker killed: the error's class, and its message."""
 

@@ -20,7 +20,7 @@ from aiodocker.stream import Stream
 
 from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
-from tocsin.worker.executors import STOP_GRACE, Attempt
+from tocsin.worker.executors import STOP_GRACE, Attempt, environment
 from tocsin.worker.executors.groups import Group, enforced, group_of
 from tocsin.worker.executors.remote import (
     LAST_OUTPUT,
@@ -28,7 +28,6 @@ from tocsin.worker.executors.remote import (
     Remote,
     RemoteExecutor,
     Superseded,
-    environment,
     exit_by_code,
     out_of_memory,
     pauses,
@@ -194,7 +193,7 @@ class _Container(Remote):
 
     def _config(self) -> dict[str, Any]:
         run, target, wants = self.attempt.run, self._target, self.attempt.resources
-        env = environment(run, self._engine.url, target.env)
+        env = environment(self.attempt, self._engine.url)
         host: dict[str, Any] = {
             "NetworkMode": target.network,
             "PidsLimit": _PROCESSES,

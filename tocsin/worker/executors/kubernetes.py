@@ -23,7 +23,7 @@ from lightkube.types import PatchType
 
 from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
-from tocsin.worker.executors import STOP_GRACE, Attempt
+from tocsin.worker.executors import STOP_GRACE, Attempt, environment
 from tocsin.worker.executors.cluster import (
     FENCE,
     LOOK_ANEW,
@@ -37,7 +37,7 @@ from tocsin.worker.executors.cluster import (
     words_of,
 )
 from tocsin.worker.executors.podstate import CONTAINER, enforced, exit_of, has_output, is_over, quantities, waits_for
-from tocsin.worker.executors.remote import Exit, Remote, RemoteExecutor, Superseded, environment, pauses, whole
+from tocsin.worker.executors.remote import Exit, Remote, RemoteExecutor, Superseded, pauses, whole
 from tocsin.worker.owner import Owner, is_orphan
 from tocsin.worker.targets import KubernetesTarget
 
@@ -214,7 +214,7 @@ class _Job(Remote):
         """Give it its environment and let it run. The environment has secrets, so it is none of the Job's own fields;
         it belongs to the Job, so it goes with it, whoever deletes that."""
         assert job.metadata is not None
-        env = environment(self.attempt.run, self._cluster.url, self._target.env)
+        env = environment(self.attempt, self._cluster.url)
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self._name, "uid": job.metadata.uid}
         secret = {
             "metadata": {

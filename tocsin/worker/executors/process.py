@@ -12,12 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-import msgspec
-
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import limits, proctree, sandbox
-from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, kill_tree
+from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, environment, kill_tree
 from tocsin.worker.folders import Folders
 from tocsin.worker.limits import Hold, Limits
 from tocsin.worker.lines import LineSplitter, OutputLimit
@@ -28,6 +26,7 @@ from tocsin.worker.targets import ProcessTarget
 log = get_logger("worker")
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SSL_CERT_FILE")
+_MOST_IN_VARIABLE = 96 * 1024  # bytes; Linux takes 128 KiB, with the name
 _READ = 1 << 16
 _LAST_OUTPUT = 1.0  # how long to wait for the end of the output once the whole tree is gone
 
@@ -129,7 +128,7 @@ class ProcessExecutor(Executor):
         env = self._environment(attempt, tree.mark, room)
         around = self._sandbox.around(room.folder, target.cwd) if target.sandbox else []
         command = _command(target, target.cwd or room.folder or "", env)
-        with _stdin(target.stdin) as stdin, proctree.branded(tree.brands[0]):
+        with _stdin(target.stdin) as stdin, _large_args(env) as files, proctree.branded(tree.brands[0]):
             # On the loop's thread on purpose: the child dies with the thread that starts it.
             popen = subprocess.Popen(
                 [*room.hold.prefix, *self._prefix, *around, *command],
@@ -139,6 +138,7 @@ class ProcessExecutor(Executor):
                 bufsize=0,
                 cwd=target.cwd or room.folder,
                 env=env,
+                pass_fds=files,
                 start_new_session=True,
                 preexec_fn=self._die_with_us,
             )
@@ -151,22 +151,12 @@ class ProcessExecutor(Executor):
             raise
 
     def _environment(self, attempt: Attempt, mark: str, room: _Room) -> dict[str, str]:
-        run, target = attempt.run, attempt.target
+        target: ProcessTarget = attempt.target
         return {
             **self._base,
             **({"TMPDIR": room.folder} if room.folder else {}),
             **({"HOME": sandbox.HOME, "TMPDIR": sandbox.HOME} if target.sandbox else {}),
-            **target.env,
-            **run.secrets,
-            "TOCSIN_RUN_ID": run.run_id,
-            "TOCSIN_JOB_ID": run.job_id,
-            "TOCSIN_JOB_NAME": run.job_name or "",
-            "TOCSIN_ATTEMPT": str(run.attempt),
-            "TOCSIN_FENCE": str(run.fence),
-            "TOCSIN_SCHEDULED_FOR": run.scheduled_for,
-            "TOCSIN_ARGS": msgspec.json.encode({} if run.args is None else run.args).decode(),
-            "TOCSIN_URL": self._url,
-            "TOCSIN_RUN_TOKEN": run.token,
+            **environment(attempt, self._url),
             proctree.MARK: mark,
         }
 
@@ -370,6 +360,20 @@ def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
         file.write(text.encode("utf-8", "surrogatepass"))
         file.seek(0)
         yield file
+
+
+@contextlib.contextmanager
+def _large_args(env: dict[str, str]) -> Iterator[tuple[int, ...]]:
+    """Arguments that no variable can hold stand in a file, which is gone with its last reader; which to pass on."""
+    args = env["TOCSIN_ARGS"].encode()
+    if len(args) <= _MOST_IN_VARIABLE:
+        yield ()
+        return
+    with os.fdopen(os.memfd_create("tocsin-args"), "w+b") as file:
+        file.write(args)
+        file.flush()
+        env |= {"TOCSIN_ARGS": "", "TOCSIN_ARGS_FILE": f"/proc/self/fd/{file.fileno()}"}
+        yield (file.fileno(),)
 
 
 def _signal_name(number: int) -> str:

@@ -15,10 +15,8 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from tocsin.telemetry import get_logger
-from tocsin.wire import ClaimedRun, Finished, LogLine
+from tocsin.wire import Finished, LogLine
 from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why
 from tocsin.worker.frames import Outcome
 from tocsin.worker.lines import LineSplitter, OutputLimit
@@ -214,23 +212,6 @@ def exit_by_code(code: int) -> Exit:
 def out_of_memory(code: int | None) -> Exit:
     """It was killed by the kernel, for its memory."""
     return Exit(code, "oom", "killed because it used more memory than it was given")
-
-
-def environment(run: ClaimedRun, url: str, env: dict[str, str]) -> dict[str, str]:
-    """What the program finds in its environment, beside what its image brings."""
-    return {
-        **env,
-        **run.secrets,
-        "TOCSIN_RUN_ID": run.run_id,
-        "TOCSIN_JOB_ID": run.job_id,
-        "TOCSIN_JOB_NAME": run.job_name or "",
-        "TOCSIN_ATTEMPT": str(run.attempt),
-        "TOCSIN_FENCE": str(run.fence),
-        "TOCSIN_SCHEDULED_FOR": run.scheduled_for,
-        "TOCSIN_ARGS": msgspec.json.encode({} if run.args is None else run.args).decode(),
-        "TOCSIN_URL": url,
-        "TOCSIN_RUN_TOKEN": run.token,
-    }
 
 
 async def pauses() -> AsyncIterator[None]:
