@@ -5,8 +5,8 @@ open       Nobody goes; it waits for its cool-down, which doubles each time it o
 half_open  Canaries go, one, then two, then four: each wave when the one before it has ended well. A wave that fails
            opens it again, the last one closes it.
 
-After it has closed, what waited goes in waves that go on growing, up to a rate. An attempt counts only if it began after
-the circuit came into its present state: what was under way when it opened says nothing about what it meets later.
+After it has closed, what waited goes in waves that go on growing, up to a rate. An attempt counts only if it began
+after the circuit came into its present state: what was under way when it opened says nothing about what it meets later.
 """
 
 from __future__ import annotations
