@@ -537,7 +537,7 @@ def look(world: World, choose: Choices) -> Move | None:
             must(document["next_run_at"] == (due and iso(due)), f"{job.id}: {document['next_run_at']}, not {due}")
             must(document["state"] == job.state, f"{job.id} is {job.state}")
 
-    return Move("look", lambda node: catalog.get_jobs(node.db, world.who, ids), expect)
+    return Move("look", lambda node: catalog.get_jobs(node.db, world.who, ids, lambda pool, due: due), expect)
 
 
 COMMON: tuple[Maker, ...] = (
