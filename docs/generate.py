@@ -38,6 +38,7 @@ _VARIABLES = {
     "TOCSIN_SCHEDULED_FOR": "job: the instant the run stands for",
     "TOCSIN_ARGS": "job: the run's `args` as JSON",
     "TOCSIN_RUN_TOKEN": "job: a token of this one attempt",
+    "TOCSIN_ARGS_FILE": "job: the file that has them instead, if they are larger than 96 KiB",
 }
 
 

@@ -45,6 +45,7 @@ class Gateway:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.puts: list[str] = []
         self.refuse_job: tuple[int, dict[str, Any]] | None = None
+        self.payloads: dict[str, bytes] = {}
         self.claims_open = 0
         self.claims: list[wire.Claim] = []
         self.cut_claim = False  # lose the answer that has the next run
@@ -64,6 +65,7 @@ class Gateway:
         app.router.add_post("/v1/worker/{id}/notes", self._notes)
         app.router.add_put("/v1/jobs/by-name/{name}", self._put_job)
         app.router.add_get("/v1/jobs", self._list_jobs)
+        app.router.add_get("/v1/payloads/{token}", self._payload)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -87,6 +89,7 @@ class Gateway:
         in_seconds: float = -0.001,
         checkpoint: Any = None,
         resources: dict[str, float] | None = None,
+        **more: Any,
     ) -> wire.ClaimedRun:
         n = next(self._numbers)
         now = datetime.now(UTC)
@@ -103,6 +106,7 @@ class Gateway:
             args=args,
             token=f"token-{n}",
             checkpoint=checkpoint,
+            **more,
         )
         self.queue.put_nowait((run, {"target": target, "resources": resources or {}, "unknown_field": 1}))
         return run
@@ -284,6 +288,10 @@ class Gateway:
         key, _, value = request.query["tag"].partition(":")
         found = [job for job in self.jobs.values() if job["body"].get("tags", {}).get(key) == value]
         return web.json_response({"items": found if request.query["state"] == "active" else [], "next_cursor": None})
+
+    async def _payload(self, request: web.Request) -> web.Response:
+        found = self.payloads.get(request.match_info["token"])
+        return web.Response(status=404) if found is None else web.Response(body=found, content_type="application/json")
 
 
 def _answer(value: Any) -> web.Response:

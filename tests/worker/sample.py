@@ -272,3 +272,17 @@ def wait_sync(refuse: bool, folder: str) -> None:
             except BaseException:
                 if not refuse:
                     raise
+
+
+@app.function
+async def confide(ctx: Context, fail: bool) -> dict[str, Any]:
+    token = ctx.secrets["TOKEN"]
+    if fail:
+        raise ValueError(f"{token} is wrong")
+    print(f"it is {token}")
+    return {"names": sorted(ctx.secrets), "token": token}
+
+
+@app.function
+async def measure(rows: list[str]) -> int:
+    return sum(map(len, rows))
