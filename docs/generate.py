@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import typer
 
+from docs import sdk
 from tocsin import errors, settings
 from tocsin.cli.main import app
 from tocsin.cli.shared import EXIT_CODES
@@ -37,8 +38,8 @@ _VARIABLES = {
     "TOCSIN_FENCE": "job: rises with every claim of the run; refuse writes with a lower one",
     "TOCSIN_SCHEDULED_FOR": "job: the instant the run stands for",
     "TOCSIN_ARGS": "job: the run's `args` as JSON",
-    "TOCSIN_RUN_TOKEN": "job: a token of this one attempt",
     "TOCSIN_ARGS_FILE": "job: the file that has them instead, if they are larger than 96 KiB",
+    "TOCSIN_RUN_TOKEN": "job: a token of this one attempt",
 }
 
 
@@ -276,6 +277,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/cli.md": cli_page,
     "reference/api.md": api_page,
+    "reference/sdk.md": lambda: sdk.page(NOTE),
     "reference/states.md": states_page,
     "reference/blockers.md": blockers_page,
 }

@@ -137,20 +137,20 @@ class App:
     @overload
     def job(self, **options: Unpack[JobOptions]) -> Declare: ...
 
-    def job(self, call: Callable[..., Any] | None = None, /, **given: Any) -> Any:  # type: ignore[misc]
+    def job(self, call: Callable[..., Any] | None = None, /, **options: Any) -> Any:  # type: ignore[misc]
         """Make a function, sync or async, a job: `@app.job` or `@app.job(cron="0 9 * * *", retries=5, …)`.
 
         Without a schedule it runs when it is submitted. A worker that serves the app makes the job what is declared
         here when it starts. A first parameter named `ctx` receives the `Context`.
         """
-        options = declared.checked(given)
+        wanted = declared.checked(options)
 
         def declare(call: Callable[..., Any]) -> Job[..., Any]:
             from tocsin.client.job import Job
 
-            name = options.get("name") or ".".join(filter(None, (self.name, call.__name__)))
-            function = self._add(Function(name, call, options.get("isolation") == "process"))
-            job: Job[..., Any] = Job(self, function, declared.document(function, self.name, options))
+            name = wanted.get("name") or ".".join(filter(None, (self.name, call.__name__)))
+            function = self._add(Function(name, call, wanted.get("isolation") == "process"))
+            job: Job[..., Any] = Job(self, function, declared.document(function, self.name, wanted))
             self.jobs[name] = job
             return job
 

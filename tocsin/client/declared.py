@@ -53,6 +53,7 @@ class JobOptions(TypedDict, total=False):
     rate_limit: str | Mapping[str, Any]
     circuit: str
     secrets: Mapping[str, str]
+    sensitive: bool  # its arguments and results are kept sealed and shown to nobody
     tags: Mapping[str, str]
     description: str  # else the first line of the function's docstring
 
