@@ -20,6 +20,7 @@ STEP_SECONDS = Histogram(
 CLAIMED = Counter("tocsin_claim_runs", "Runs handed to workers.", registry=REGISTRY)
 REPORTED = Counter("tocsin_report_attempts", "Attempts ended, by outcome.", ["outcome"], registry=REGISTRY)
 SUPERSEDED = Counter("tocsin_superseded", "Reports with a stale fence, refused.", registry=REGISTRY)
+SSRF_BLOCKED = Counter("tocsin_ssrf_blocked", "Http attempts that led behind our own walls.", registry=REGISTRY)
 PLANNED = Counter("tocsin_plan_runs", "Occurrences staged.", registry=REGISTRY)
 SUBMITTED = Counter("tocsin_submit_jobs", "Jobs stored.", registry=REGISTRY)
 LOST = Counter("tocsin_reap_runs", "Runs taken back from lost workers.", registry=REGISTRY)

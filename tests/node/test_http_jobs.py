@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.conftest import Api
-from tests.flow.kit import Scene, WorkerHand, told
+from tests.flow.kit import Scene, WorkerHand, keys, told
 from tests.node.test_dispatcher import tenant
 from tocsin.flow.keys import RunTokens
+from tocsin.flow.shared.transitions import Stop
+from tocsin.node.whisper import Whisper
 from tocsin.store.vault import MasterKeys, new_key
-from tocsin.telemetry import SUPERSEDED
+from tocsin.telemetry import SSRF_BLOCKED, SUPERSEDED
 
 HTTP = {"kind": "http", "url": "https://api.example.com/orders", "callback": True}
 PATIENCE = 10.0
@@ -177,6 +180,30 @@ async def test_the_worker_is_told_and_needs_to_say_no_more(live: Scene, worker_k
     assert (await live.run(run["run_id"]))["state"] == "succeeded"
 
 
+async def test_a_worker_that_nobody_told_hears_of_it_at_its_next_heartbeat(
+    live: Scene, worker_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await hand(live, worker_key)
+    gone, stays = await claimed(live, worker), await claimed(live, worker)
+    monkeypatch.setattr(live.node.gateway, "stop", lambda _stops: None)
+    assert (await complete(live, gone))[0] == 200
+    answer = await worker.report(running=keys([gone, stays]), last_claim=ALL)
+    assert answer["stop"] == [{"run_id": gone["run_id"], "fence": gone["fence"], "reason": "ended", "ended": True}]
+    assert (await live.run(stays["run_id"]))["state"] == "running"
+    quiet = await worker.report(running=keys([stays]), finished=[told(gone)], last_claim=ALL)
+    assert quiet["stop"] == [], "what it reports itself needs no order"
+
+
+def test_nodes_tell_each_other_what_has_ended_and_older_ones_understand_the_rest(scene: Scene) -> None:
+    stops = [Stop("run-1", "worker-1", 7), Stop("run-2", "worker-2", 8, ended=True)]
+    said = Whisper(scene.db, lambda *_: None, lambda *_: None)._encode([], stops, ["worker-3"])
+    heard: list[Any] = []
+    Whisper(scene.db, lambda *_: None, lambda *told: heard.append(told))._on_message(said)
+    assert heard == [(stops, ["worker-3"])]
+    older = msgspec.json.decode(said, type=tuple[str, list[Any], list[tuple[str, str, int]], bool, list[str], Any])
+    assert older[2] == [("run-1", "worker-1", 7)], "what an older node would not understand is in a field of its own"
+
+
 async def test_a_cancel_and_a_call_race_and_what_was_done_is_done(live: Scene, worker_key: str) -> None:
     worker = await hand(live, worker_key)
     run = await claimed(live, worker)
@@ -220,6 +247,14 @@ async def test_who_asks_to_be_left_alone_is_left_alone(live: Scene, worker_key: 
         await worker.report(finished=[told(run, "failed", error=error, not_before=asked)])
         wait = await live.value("select extract(epoch from ready_at - now()) from runs where id = $1", run["run_id"])
         assert most - 30 < wait <= most
+
+
+async def test_attempts_to_get_behind_the_walls_are_counted(live: Scene, worker_key: str) -> None:
+    worker = await hand(live, worker_key)
+    run, before = await claimed(live, worker), SSRF_BLOCKED._value.get()
+    error = {"class": "refused_address", "message": "169.254.169.254 (link-local) is not dialled"}
+    await worker.report(finished=[told(run, "failed", error=error)])
+    assert SSRF_BLOCKED._value.get() == before + 1
 
 
 async def test_a_host_is_a_circuit_that_answers_of_4xx_do_not_open(live: Scene, worker_key: str) -> None:

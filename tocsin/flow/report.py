@@ -23,7 +23,7 @@ from tocsin.model.circuit import Call
 from tocsin.model.job import Retry
 from tocsin.model.retry import SHORTEST_SPREAD, RetryBudgets, after_failure, after_loss
 from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
-from tocsin.telemetry import REPORTED, STEP_SECONDS, STRETCHED, SUPERSEDED
+from tocsin.telemetry import REPORTED, SSRF_BLOCKED, STEP_SECONDS, STRETCHED, SUPERSEDED
 from tocsin.wire import Finished, RunKey, encode
 
 SQL = Sql(__file__, SHARED)
@@ -230,7 +230,7 @@ async def _look(
 
 
 def _speaks_against(finished: Finished) -> bool:
-    """Whether an end says that what was called does not work; one that refuses a request does."""
+    """Whether an end says that what was called does not work. What refuses a request works."""
     error = finished.error
     return finished.outcome != "succeeded" and (error is None or error.class_ not in _ANSWERED)
 
@@ -312,8 +312,10 @@ async def _repeated(db: Database, endings: Sequence[Ending]) -> set[RunKey]:
 
 
 def _count(batch: list[Ending], done: set[RunKey], accepted: set[RunKey]) -> None:
-    for outcome, count in Counter(e.finished.outcome for e in batch if _key(e) in done).items():
+    ended = [e.finished for e in batch if _key(e) in done]
+    for outcome, count in Counter(f.outcome for f in ended).items():
         REPORTED.labels(outcome).inc(count)
+    SSRF_BLOCKED.inc(sum(f.error is not None and f.error.class_ == "refused_address" for f in ended))
     SUPERSEDED.inc(len(batch) - len(accepted))
 
 

@@ -444,13 +444,16 @@ class Gateway:
         return [done.accepted] * len(batches)
 
     async def _compare(self, session: Session, body: Report) -> None:
-        """A heartbeat lists what the worker has: find stop orders it missed, and runs it never got or has dropped."""
-        has = {run_id for run_id, _ in body.running or []}
+        """A heartbeat lists what the worker has: find stop orders it missed, runs it never got or has dropped, and runs
+        that have ended without it."""
+        running = body.running or []
+        has = {run_id for run_id, _ in running}
         told = {f.run_id for f in body.finished} | {run_id for run_id, _ in body.returned}
         known = {order.run_id for order in session.orders}
         asked = _instant(body.asked) or EPOCH
         dropped = []
-        for run in await held(self._db, session.worker.id):
+        book = await held(self._db, session.worker.id)
+        for run in book:
             if run.id in has:
                 if run.state == "stopping" and run.id not in known:
                     session.orders.append(StopOrder(run_id=run.id, fence=run.fence, reason=run.stop_reason))
@@ -458,6 +461,9 @@ class Gateway:
                 dropped.append(Returned(session.worker.id, run.id, run.fence))
         if dropped:
             await self._give_back(dropped)
+        for run_id, fence in set(running) - {(run.id, run.fence) for run in book}:
+            if run_id not in told and run_id not in known:
+                session.orders.append(StopOrder(run_id=run_id, fence=fence, reason="ended", ended=True))
 
 
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:
