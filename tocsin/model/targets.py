@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from tocsin.model.httpcall import wrong_call
 
@@ -96,7 +96,22 @@ class KubernetesTarget(_Part, frozen=True, tag_field="kind", tag="kubernetes"):
 
 
 Target: TypeAlias = ProcessTarget | PythonTarget | HttpTarget | ContainerTarget | KubernetesTarget
-PLANNED_TARGETS: tuple[str, ...] = ()
+
+
+# What a target says to what it runs, and what stands there when that is kept elsewhere.
+_CONTENT: dict[str, Any] = {"args": [], "kwargs": {}, "body": None, "stdin": None}
+
+
+def content_of(target: Target) -> dict[str, Any]:
+    """What the target says to what it runs, as far as it says something."""
+    return {name: value for name in _CONTENT if (value := getattr(target, name, None))}
+
+
+def with_content(target: Target, content: Mapping[str, Any]) -> Target:
+    """The same target saying this and nothing else; what its kind cannot say is left out."""
+    return structs.replace(
+        target, **{name: content.get(name, blank) for name, blank in _CONTENT.items() if hasattr(target, name)}
+    )
 
 
 def kind_of(target: Target) -> str:

@@ -31,7 +31,6 @@ from tocsin.model.access import Identity, allowed
 from tocsin.model.ids import parse_id
 from tocsin.model.scalars import Instant
 from tocsin.model.strict import refuse_heavy, refuse_odd
-from tocsin.model.targets import PLANNED_TARGETS
 from tocsin.node.server.protocol import ClientGone, Reply, Request, problem
 from tocsin.telemetry import get_logger
 from tocsin.wire import encode
@@ -177,7 +176,7 @@ def decode_json(decoder: Callable[[bytes], T], body: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}", code="malformed_json") from None
     _refuse_broken(body)
-    raise _invalid(str(wrong), body)
+    raise _invalid(str(wrong))
 
 
 def _refuse_broken(body: bytes) -> None:
@@ -191,7 +190,7 @@ def _refuse_broken(body: bytes) -> None:
         raise BadRequest(f"the body is not valid JSON: {error}", code="malformed_json") from None
 
 
-def _invalid(message: str, body: bytes) -> ApiProblem:
+def _invalid(message: str) -> ApiProblem:
     found = _PATH.search(message)
     path = found.group("path").lstrip(".")[:_MOST_TEXT] if found else ""
     text = _PATH.sub("", message)[:_MOST_TEXT]
@@ -200,11 +199,6 @@ def _invalid(message: str, body: bytes) -> ApiProblem:
         path = ".".join(filter(None, (path, unknown["name"])))
         return NotSupported(
             f"{path}: not supported yet",
-            errors=[{"path": path, "code": "not_supported", "message": "not supported yet"}],
-        )
-    if path == "target.kind" and any(b'"%s"' % kind.encode() in body for kind in PLANNED_TARGETS):
-        return NotSupported(
-            "this kind of target is not supported yet",
             errors=[{"path": path, "code": "not_supported", "message": "not supported yet"}],
         )
     return InvalidInput(f"{path or 'body'}: {text}", errors=[{"path": path, "code": "invalid", "message": text}])
