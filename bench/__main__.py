@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import burst, claim, drain, fair, floor, pickup, schedules, spawn, storm, submit, xmin
+from bench import burst, claim, drain, fair, floor, pickup, schedules, sdk, spawn, storm, submit, xmin
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -160,6 +160,19 @@ def _schedules(made: Stand, options: argparse.Namespace, report: Report) -> None
         report.add(f"planning among {one.stored:,} schedules", figure, schedules.describe(one, found[0]))
 
 
+def _sdk(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    overheads = sdk.overheads(made, runs=options.runs // 2, slots=options.slots, repeat=options.repeat)
+    memories = sdk.memories(made)
+    report.document["sdk"] = [one.document() for one in (*overheads, *memories)]
+    for cost in overheads:
+        micros = ", ".join(f"{one.worker_us:.1f}" for one in cost.drains)
+        report.add(f"sdk: worker's CPU, {cost.what}", f"{cost.worker_us:.1f} µs/run", f"bar 40 (all: {micros})")
+    for one in memories:
+        bar = "; bar 120" if one.what == "async" else ""
+        more = f"RSS of agent, guard and runner{bar} (PSS {one.pss:.0f} MB; idle {one.idle_rss:.0f} MB)"
+        report.add(f"sdk: {one.calls:,} sleeping calls, {one.what}", f"{one.rss:.0f} MB", more)
+
+
 def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = submit.measure(made)
     report.document["submit"] = [one.document() for one in found]
@@ -205,6 +218,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "schedules": _schedules,
     "drain": _drain,
     "spawn": _spawn,
+    "sdk": _sdk,
     "submit": _submit,
     "xmin": _xmin,
     "fair": _fair,

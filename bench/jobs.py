@@ -1,9 +1,11 @@
 """What the benchmarks' worker serves: `tocsin worker bench.jobs:app`."""
 
+import asyncio
 import os
 import time
+from datetime import date
 
-from tocsin.client.app import App
+from tocsin import App, Context
 
 app = App()
 _kept: dict[str, int] = {}
@@ -12,6 +14,24 @@ _kept: dict[str, int] = {}
 @app.function("bench.noop")
 async def noop() -> None:
     """Nothing: what is left is the scheduler's own cost."""
+
+
+@app.function("bench.typed")
+async def typed(ctx: Context, day: date, pages: int = 1) -> None:
+    """Nothing either, but it wants to be told all that can be told."""
+
+
+@app.function("bench.sleep")
+async def sleep() -> None:
+    """Waits until it is cancelled."""
+    await asyncio.sleep(3600)
+
+
+@app.function("bench.sleep_in_thread")
+def sleep_in_thread() -> None:
+    """The same in a thread, looking up now and then so that it can be interrupted."""
+    while True:
+        time.sleep(0.5)
 
 
 @app.function("bench.mark")
