@@ -92,6 +92,14 @@ async def test_registering_again_changes_nothing_and_many_at_once_make_one_versi
     assert job["tags"] == {"tocsin.app": "reports"}
 
 
+async def test_a_pause_outlasts_every_start(scene: Scene, served: str, cluster: Cluster) -> None:
+    app = await registered(scene, served, cluster)
+    [job] = await app.register()
+    await scene.api.post(f"/v1/jobs/{job['id']}/pause")
+    [again] = await app.register()
+    assert (again["id"], again["version"], again["state"]) == (job["id"], 1, "paused")
+
+
 # ── submitting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tocsin.client.credentials import Credentials
+from tocsin.errors import SetupError
+from tocsin.worker.declared import declare
+
 from .conftest import alive, started, until, worker
 from .gateway import Gateway
 
@@ -75,6 +79,21 @@ async def test_a_job_that_the_server_refuses_keeps_the_worker_from_starting() ->
         async with worker(gateway, module="declared_sample:app", editor="editor-key") as process:
             assert await asyncio.wait_for(process.wait(), 30) == 1
         assert not gateway.registered
+
+
+async def test_a_schedule_that_is_over_does_not_keep_the_worker_from_starting() -> None:
+    async with Gateway() as gateway:
+        gateway.refuse_job = 422, {"code": "never_fires", "detail": "schedule.until: it is over"}
+        async with worker(gateway, module="declared_sample:app", editor="editor-key"):
+            await gateway.until(lambda: gateway.registered)
+
+
+async def test_what_is_to_happen_once_is_not_declared() -> None:
+    job = {"name": "once", "target": {"kind": "python", "function": "once"}, "schedule": {"text": "tomorrow at 9am"}}
+    async with Gateway() as gateway:
+        with pytest.raises(SetupError, match="submit_at"):
+            await declare([job], Credentials(gateway.url, "editor-key"))
+        assert gateway.jobs == {}
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────

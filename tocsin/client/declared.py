@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 Moment = str | datetime
 
 APP_TAG = "tocsin.app"
-_SCHEDULE = ("at", "cron", "every", "interval", "rrule", "text")
+# Not `at`: what is declared holds at every start of every worker, and a job that is over would be made anew.
+_SCHEDULE = ("cron", "every", "interval", "rrule", "text")
 _WITH_SCHEDULE = ("timezone", "starting_at", "until", "max_runs", "calendar", "jitter", "dst", "misfire")
 _SDK_ONLY = ("name", "isolation", "retries", "retry", "tags", "description")
 
@@ -26,7 +27,6 @@ class JobOptions(TypedDict, total=False):
     name: str  # else the app's name and the function's
     cron: str
     every: Length
-    at: Moment
     interval: str
     rrule: str
     text: str

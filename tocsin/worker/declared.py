@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
+import msgspec
 
+from tocsin import wire
 from tocsin.client import calls
 from tocsin.client.core import Answer, ApiError, Call, Document, Request, Retries, T, Unreachable, exchange, next_page
 from tocsin.client.credentials import Credentials
@@ -25,6 +27,7 @@ log = get_logger("worker")
 _RETRIES = Retries(attempts=1_000_000, longest_pause=5.0)
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 _NOT_ALLOWED = (401, 403)
+_OVER = "never_fires"  # its schedule had an end, and that has come
 
 
 async def declare(jobs: list[Document], credentials: Credentials | None) -> None:
@@ -38,16 +41,38 @@ async def declare(jobs: list[Document], credentials: Credentials | None) -> None
         return
     headers = {"Authorization": f"Bearer {credentials.key}"}
     async with aiohttp.ClientSession(base_url=credentials.url, headers=headers, timeout=_TIMEOUT) as session:
-        for job in jobs:
-            try:
-                made = await _send(session, calls.put_job(job["name"], job))
-            except ApiError as refused:
-                if refused.status in _NOT_ALLOWED:
-                    log.warning("the jobs of the module are not made: TOCSIN_KEY must be an editor's", why=str(refused))
-                    return
-                raise SetupError(f"the job {job['name']} is refused: {refused}") from None
-            log.info("job", name=made["name"], version=made["version"], schedule=made["schedule"].get("description"))
-        await _name_strays(session, jobs)
+        try:
+            for job in jobs:
+                await _make(session, job)
+            await _name_strays(session, jobs)
+        except ApiError as refused:
+            if refused.status not in _NOT_ALLOWED:
+                raise
+            log.warning("the jobs of the module are not made: TOCSIN_KEY must be an editor's", why=str(refused))
+
+
+async def _make(session: aiohttp.ClientSession, job: Document) -> None:
+    _check(job)
+    try:
+        made = await _send(session, calls.put_job(job["name"], job))
+    except ApiError as refused:
+        if refused.status in _NOT_ALLOWED:
+            raise
+        if refused.code != _OVER:
+            raise SetupError(f"the job {job['name']} is refused: {refused}") from None
+        log.warning("a declared schedule is over, and was left as it is", job=job["name"], why=refused.detail)
+    else:
+        log.info("job", name=made["name"], version=made["version"], schedule=made["schedule"].get("description"))
+
+
+def _check(job: Document) -> None:
+    """A declaration holds whenever a worker starts: what is to happen once would happen again."""
+    try:
+        once = wire.decode_job_spec(wire.encode(job)).once
+    except msgspec.DecodeError as error:
+        raise SetupError(f"the job {job['name']} cannot be: {error}") from None
+    if once:
+        raise SetupError(f"the job {job['name']} is declared to run once: submit it then, with .submit_at(…)")
 
 
 async def _name_strays(session: aiohttp.ClientSession, jobs: list[Document]) -> None:
