@@ -126,10 +126,10 @@ async def test_limits_that_hold_for_all(gateway: Gateway) -> None:
     assert gateway.text_of(run) == ["(0, 0) True"]
 
 
-async def test_a_gigabyte_without_a_line_end(gateway: Gateway) -> None:
+async def test_much_without_a_line_end(gateway: Gateway) -> None:
     worker = psutil.Process(int(gateway.registered[0].name.rpartition("-")[2]))
     before = worker.memory_info().rss
-    run = gateway.process("head", "-c", "1G", "/dev/zero")
+    run = gateway.process("head", "-c", "200M", "/dev/zero")
     end = await end_of(gateway, run)
     assert told(end) == ("succeeded", None) and worker.memory_info().rss < before + (64 << 20)
     assert "dropped" in gateway.text_of(run)[-1] and sum(map(len, gateway.text_of(run))) <= 10 << 20
@@ -261,7 +261,9 @@ async def test_what_workers_that_are_gone_left_behind_is_removed(
     dead, living, other = (tmp_path / f"tocsin-runs-{name}" for name in ("4194305-x", f"{os.getpid()}-x", "x"))
     for folder in (dead, living, other):
         (folder / "run" / "deep").mkdir(parents=True)
-    Folders.sweep()
+    folders = Folders()
+    await folders.sweep()
+    folders.close()
     assert not dead.exists() and living.exists() and other.exists()
 
 

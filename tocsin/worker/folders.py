@@ -10,6 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +22,59 @@ _OURS = re.compile(r"tocsin-runs-(\d+)-.+")
 
 
 class Folders:
-    """All of one worker."""
+    """All of one worker. Disks may let one wait, so folders are made ahead, and removed, by a thread."""
 
     def __init__(self) -> None:
         self._base = _base()
+        self._spare: list[str] = []  # made and not yet used; never more than there were runs at once
+        self._thread = ThreadPoolExecutor(2, thread_name_prefix="folders")
 
     def make(self, owner: int | None = None) -> str:
         """A new folder for a run's eyes only."""
+        path = self._spare.pop() if self._spare else self._new()
         try:
-            path = tempfile.mkdtemp(dir=self._base)
+            os.stat(path)
         except FileNotFoundError:  # some machines remove what lies in /tmp for long
-            self._base = _base()
-            path = tempfile.mkdtemp(dir=self._base)
+            path = self._new()
         if owner is not None:
             os.chown(path, owner, owner)
         return path
 
+    def drop(self, path: str) -> None:
+        """Remove one that nobody has used."""
+        os.rmdir(path)
+
     async def remove(self, path: str) -> None:
-        """Returns when it is gone; what cannot be removed is told."""
-        try:
-            os.rmdir(path)  # nearly always
-        except OSError:
-            await asyncio.to_thread(_remove, path)
+        """Returns when it is gone, and a new one is there for the next run; what cannot be removed is told."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._replace, path)
 
     def close(self) -> None:
         """Remove the folder of folders."""
+        self._thread.shutdown()
         _remove(self._base)
 
-    @staticmethod
-    def sweep() -> None:
+    def _new(self) -> str:
+        try:
+            return tempfile.mkdtemp(dir=self._base)
+        except FileNotFoundError:
+            self._base = _base()
+            return tempfile.mkdtemp(dir=self._base)
+
+    def _replace(self, path: str) -> None:
+        _remove(path)
+        with contextlib.suppress(OSError):  # whoever needs one will see
+            self._spare.append(self._new())
+
+    async def sweep(self) -> None:
         """Remove what workers that are gone have left behind."""
-        for path in Path(tempfile.gettempdir()).glob("tocsin-runs-*"):
-            found = _OURS.fullmatch(path.name)
-            if found is not None and not os.path.exists(f"/proc/{found[1]}") and path.lstat().st_uid == os.getuid():
-                _remove(str(path))
+        await asyncio.get_running_loop().run_in_executor(self._thread, _sweep)
+
+
+def _sweep() -> None:
+    for path in Path(tempfile.gettempdir()).glob("tocsin-runs-*"):
+        found = _OURS.fullmatch(path.name)
+        if found is not None and not os.path.exists(f"/proc/{found[1]}") and path.lstat().st_uid == os.getuid():
+            _remove(str(path))
 
 
 def _base() -> str:
@@ -64,6 +84,9 @@ def _base() -> str:
 
 
 def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path)  # nearly always
+        return
     failed: list[str] = []
 
     def again(function: Callable[..., Any], name: str, _: Any) -> None:

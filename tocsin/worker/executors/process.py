@@ -56,7 +56,7 @@ class ProcessExecutor(Executor):
         self._die_with_us = None if setpriv else proctree.die_with_parent(os.getpid())
 
     async def open(self) -> None:
-        await asyncio.to_thread(self._folders.sweep)
+        await self._folders.sweep()
 
     def offers(self) -> list[str]:
         return ["process", "sandbox"] if self._sandbox.works else ["process"]
@@ -120,7 +120,7 @@ class ProcessExecutor(Executor):
         """Nothing was started in it."""
         self._limits.release(room.hold, empty=True)
         if room.folder is not None:
-            os.rmdir(room.folder)
+            self._folders.drop(room.folder)
 
     def _spawn(self, attempt: Attempt, room: _Room) -> _Process:
         target: ProcessTarget = attempt.target
@@ -342,12 +342,12 @@ def _command(target: ProcessTarget, cwd: str, env: dict[str, str]) -> list[str]:
 
 def _find(name: str, cwd: str, env: dict[str, str]) -> str:
     """The program's file; names with a slash count from the working folder of the run."""
-    if "/" in name:
-        name = os.path.join(cwd, name)
-    found = shutil.which(name, path=env.get("PATH", os.defpath))
-    if found is None:
-        raise FileNotFoundError("there is no such program, or it cannot be executed")
-    return os.path.abspath(found)
+    folders = [cwd] if "/" in name else env.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return os.path.abspath(path)
+    raise FileNotFoundError("there is no such program, or it cannot be executed")
 
 
 @contextlib.contextmanager
