@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import threading
 import time
 from datetime import UTC, date, datetime
@@ -76,6 +77,13 @@ def alone(seconds: float = 0.0) -> int:
     print("alone in", os.getpid())
     time.sleep(seconds)
     return os.getpid()
+
+
+@app.job(isolation="process")
+def alone_with_children() -> None:
+    print("child", subprocess.Popen(["sleep", "300"]).pid)
+    while True:
+        time.sleep(0.01)
 
 
 @app.job(isolation="process")

@@ -207,6 +207,19 @@ async def test_an_isolated_crash_takes_nobody_along(declared: Gateway) -> None:
     assert (await declared.end_of(beside)).outcome == "cancelled"
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_seat_is_free_only_when_what_was_forked_from_it_is_gone(declared: Gateway) -> None:
+    run = declared.python("sdk.alone_with_children")
+    child = int((await declared.line_of(run, "child")).split()[-1])
+    declared.order_stop(run)
+    await declared.order_at_once()
+    others = [declared.python("sdk.alone") for _ in range(3)]
+    assert (await declared.end_of(run)).outcome == "cancelled"
+    assert not alive(child)
+    for other in others:
+        ended_well(await declared.end_of(other))
+
+
 async def test_a_worker_that_goes_leaves_no_process_behind() -> None:
     async with started(module="declared_sample:app", drain_grace=0.2) as (gateway, process):
         run = gateway.python("sdk.alone", 60)

@@ -96,6 +96,7 @@ def _fields(run: Document) -> Fields:
     yield "finished", when(run.get("finished_at"), now())
     yield "took", milliseconds(run.get("duration_ms"))
     yield "worker", run.get("worker") or ""
+    yield "progress", "" if run.get("progress") is None else f"{run['progress']:.0%}"
     yield "exit code", "" if run.get("exit_code") is None else str(run["exit_code"])
     yield "args", pairs(run.get("args"))
     yield "result", "" if run.get("result") is None else json.dumps(run["result"], ensure_ascii=False)

@@ -184,14 +184,14 @@ class _Seat:
         return self
 
     def ended(self, ends: Iterable[tuple[Attempt, Finished]]) -> None:
-        told = list(ends)
-        self._pool.executor.sink.ended(told)
-        self._pool.left(self, [attempt for attempt, _ in told])
+        if told := list(ends):  # nothing has ended while what it forked is cleared away
+            self._pool.executor.sink.ended(told)
+            self._pool.left(self, [attempt for attempt, _ in told])
 
     def handed_back(self, attempts: Iterable[Attempt]) -> None:
-        told = list(attempts)
-        self._pool.executor.sink.handed_back(told)
-        self._pool.left(self, told)
+        if told := list(attempts):
+            self._pool.executor.sink.handed_back(told)
+            self._pool.left(self, told)
 
     def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
         self._pool.executor.sink.output(attempt, lines, dropped)
