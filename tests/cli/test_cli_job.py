@@ -68,6 +68,22 @@ CREATED: list[tuple[list[str], dict[str, Any]]] = [
     ),
     (
         [
+            *("--http", "https://x.example/{args.id}", "--method", "PUT", "--header", "X-A=b=c", "--body", '{"n": 1}'),
+            *("--secret", "KEY=stored"),
+        ],
+        {
+            "target": {
+                "kind": "http",
+                "url": "https://x.example/{args.id}",
+                "method": "PUT",
+                "headers": {"X-A": "b=c"},
+                "body": {"n": 1},
+            },
+            "secrets": {"KEY": "stored"},
+        },
+    ),
+    (
+        [
             *("--every", "5m", "--priority", "0", "--timeout", "1h", "--max-attempts", "1", "--overlap", "queue"),
             *("--max-concurrency", "2", "--pool", "p", "--tag", "a=b=c", "--tag", "d=", "--env", "X=1"),
             *("--cwd", "/tmp", "--description", "words", "--", "true"),
@@ -123,6 +139,11 @@ def test_a_document_may_come_from_a_file(script: Script, tocsin: Tocsin, tmp_pat
         ["--python", "f", "--env", "A=B"],
         ["--python", "f", "--shell"],
         ["--sandbox"],
+        ["--http", "http://x", "--", "true"],
+        ["--http", "http://x", "--python", "f"],
+        ["--http", "http://x", "--env", "A=B"],
+        ["--http", "http://x", "--body", "{"],
+        ["--method", "GET", "--", "true"],
         ["--env", "A=B"],
         ["--tag", "novalue", "--", "true"],
         ["--file", "/does/not/exist"],

@@ -119,7 +119,7 @@ async def test_what_changes_nothing_says_so_and_a_version_guards(type_: Type) ->
         (["--set", "priority=1", "--priority", "2"], "priority is given twice"),
         (["--set", "retry=null", "--set", "retry.delay=null"], "retry is given twice"),
         (["--cron", "* * * * *", "--every", "5m"], "give only one of"),
-        (["--python", "f", "--", "true"], "not both"),
+        (["--python", "f", "--", "true"], "give only one of"),
         (["--file", "-", "--priority", "1"], "priority is given twice"),
         (["--priority", "1", "--if-match", "0"], "--if-match"),
     ],

@@ -19,6 +19,12 @@ from tocsin.cli.shared import assignments, json_object, json_value, megabytes
 Document = dict[str, Any]
 
 KINDS = ("text", "cron", "every", "interval", "rrule", "at", "delay", "manual")
+# The options that belong to each kind of target.
+_OPTIONS_OF = {
+    "command": ("env", "cwd", "shell", "sandbox"),
+    "python": ("kwargs",),
+    "http": ("method", "header", "body"),
+}
 _BOUNDS = ("timezone", "starting_at", "until", "max_runs", "jitter", "calendar")
 
 
@@ -65,6 +71,10 @@ class Flags:
     sandbox: Annotated[
         bool | None, typer.Option("--sandbox/--no-sandbox", help="Read-only system, own /tmp, no network.")
     ] = None
+    http: Annotated[str | None, typer.Option(help="A URL to call instead of a command.", metavar="URL")] = None
+    method: Annotated[str | None, typer.Option(help="How to call it, if not by POST.")] = None
+    header: Annotated[list[str] | None, typer.Option(help="A header of the call.", metavar="NAME=VALUE")] = None
+    body: Annotated[str | None, typer.Option(help="What to send, as JSON; the run's arguments otherwise.")] = None
     pool: Annotated[str | None, typer.Option(help="Which workers.")] = None
     priority: Annotated[int | None, typer.Option(help="0 to 1000, 1000 first.")] = None
     cpu: Annotated[float | None, typer.Option(help="Processors that a run takes.")] = None
@@ -133,29 +143,37 @@ class Flags:
         return (dict.fromkeys(SCHEDULE_KINDS) if chosen else {}) | chosen | bounds
 
     def _target(self) -> Document | None:
-        """A program with its arguments, or a function of the workers."""
-        how = self._how()
-        if self.command and self.python:
-            raise typer.BadParameter("give either --python or a command, not both")
-        if self.python:
-            if how:
-                raise typer.BadParameter(f"{_options(how)} belong to a command, not to --python")
-            return compact(kind="python", function=self.python, kwargs=json_object(self.kwargs, "--kwargs"))
-        if self.kwargs is not None:
-            raise typer.BadParameter("--kwargs belongs to --python")
+        """A program with its arguments, a function of the workers, or a request."""
+        chosen = [kind for kind in _OPTIONS_OF if getattr(self, kind)]
+        if len(chosen) > 1:
+            raise typer.BadParameter("give only one of --python, --http and a command")
+        for kind, names in _OPTIONS_OF.items():
+            given = [name for name in names if getattr(self, name) not in (None, [])]
+            if given and kind not in chosen:
+                what = "a command: -- program arguments…" if kind == "command" else f"--{kind}"
+                raise typer.BadParameter(f"{_options(given)}: only with {what}")
         if self.command:
-            return compact(kind="process", command=self.command) | how
-        if how:
-            raise typer.BadParameter(f"{_options(how)} need a command: -- program arguments…")
-        return None
+            return {"kind": "process", "command": self.command} | self._how()
+        if self.python:
+            return {"kind": "python", "function": self.python} | self._how()
+        return {"kind": "http", "url": self.http} | self._how() if self.http else None
 
     def _how(self) -> Document:
-        """What only a command has."""
-        return compact(env=assignments(self.env, "--env"), cwd=self.cwd, shell=self.shell, sandbox=self.sandbox)
+        """What a target has beyond what it is."""
+        return compact(
+            env=assignments(self.env, "--env"),
+            cwd=self.cwd,
+            shell=self.shell,
+            sandbox=self.sandbox,
+            kwargs=json_object(self.kwargs, "--kwargs"),
+            method=self.method,
+            headers=assignments(self.header, "--header"),
+            body=None if self.body is None else json_value(self.body, "--body"),
+        )
 
     def _target_patch(self) -> Document:
-        if not self.command and not self.python:  # they are for the target it has
-            return self._how() | compact(kwargs=json_object(self.kwargs, "--kwargs"))
+        if not self.command and not self.python and not self.http:  # they are for the target it has
+            return self._how()
         chosen = self._target() or {}
         return dict.fromkeys(_fields_of_others(chosen["kind"])) | chosen
 
@@ -215,7 +233,9 @@ def choose(file: str | None, flags: Document) -> Document | list[Document]:
         found = _read(file)
         return _list_of_jobs(found) if isinstance(found, list) else _object(found)
     if "target" not in flags:
-        raise typer.BadParameter("say what to run: -- program arguments…, --python function, or --file job.json")
+        raise typer.BadParameter(
+            "say what to run: -- program arguments…, --python function, --http URL, or --file job.json"
+        )
     return flags
 
 
