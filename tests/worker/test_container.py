@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from tocsin.errors import SetupError
-from tocsin.worker.executors import Why, remote
+from tocsin.worker.executors import Why, container, remote
 from tocsin.worker.executors.container import FENCE, OWNER, RUN, ContainerExecutor
 from tocsin.worker.targets import ContainerTarget, Resources
 
-from .conftest import started
+from .conftest import started, until
 from .podman import IMAGE, Podman, missing
 from .remote_kit import Book, attempt_of
 
@@ -179,6 +180,32 @@ async def test_a_stop_before_it_has_begun(executor: ContainerExecutor) -> None:
     executor.stop(attempt)
     assert (await book_of(executor).end_of(attempt))[0] == "cancelled"
     assert await names(executor) == set()
+
+
+async def test_processes_are_bounded_and_gone_with_its_container(
+    executor: ContainerExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(container, "_PROCESSES", 40)
+    script = "trap '' TERM; echo up; (while :; do sleep 300 & done) 2>/dev/null; exec sleep 300"
+    bomb = sh(script, env={"BOMB": str(tmp_path)})
+    attempt = attempt_of(executor, bomb)
+    await book_of(executor).line_of(attempt, "up")
+
+    def fragments() -> int:
+        return sum(b"BOMB=" + bytes(tmp_path) in environ_of(process.pid) for process in psutil.process_iter())
+
+    await until(lambda: fragments() >= 30, within=60)
+    assert fragments() <= 41
+    executor.stop(attempt)
+    assert (await book_of(executor).end_of(attempt))[0] == "cancelled"
+    assert fragments() == 0 and await names(executor) == set()
+
+
+def environ_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

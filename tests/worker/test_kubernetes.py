@@ -274,6 +274,25 @@ async def test_all_are_killed_when_the_worker_goes(cluster: Cluster, executor: K
     assert not cluster.jobs and not cluster.pods
 
 
+async def test_what_could_not_be_killed_in_time_ends_for_nobody(
+    cluster: Cluster, executor: KubernetesExecutor, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is over, the cluster is slow to delete, and the worker goes on under another id."""
+    monkeypatch.setattr("tocsin.worker.executors.remote.KILL_PATIENCE", 0.1)
+    attempt = attempt_of(executor, KubernetesTarget(image="busybox", command=WAIT), run_id="slow")
+    await book.line_of(attempt, "up")
+    cluster.held.add("tocsin-slow")
+    executor.silence()
+    await executor.kill_all()
+    assert "tocsin-slow" in cluster.jobs
+    executor.sink = later = Book()
+    cluster.held.clear()
+    await cluster.break_streams()
+    await cluster.until(lambda: not cluster.jobs)
+    assert (await later.end_of(attempt_of(executor, sh("exit 0"))))[0] == "succeeded"
+    assert attempt.key not in book.ends and attempt.key not in later.ends
+
+
 async def test_what_a_dead_worker_left_is_deleted_and_nothing_else(
     cluster: Cluster, executor: KubernetesExecutor, book: Book, tmp_path: Path
 ) -> None:

@@ -109,12 +109,13 @@ class _Container(Remote):
         self._engine = executor
         self._target: ContainerTarget = attempt.target
         self._name = f"tocsin-{attempt.run.run_id}"
+        self._container: DockerContainer | None = None
         self._group: Group | None = None
         self._kills: int | None = 0
 
     async def execute(self) -> Exit:
         try:
-            container = await self._create()
+            self._container = container = await self._create()
             # Attached before it starts, so that its first line is not missed.
             async with container.attach(stdout=True, stderr=True) as output:
                 self.begun = True
@@ -131,9 +132,9 @@ class _Container(Remote):
             return Exit(error_class="engine", message=f"the container engine does not answer: {exc!r}")
 
     async def ask(self) -> None:
-        with contextlib.suppress(*_TROUBLE):  # then it is killed
-            async with asyncio.timeout(STOP_GRACE):
-                await self._engine.docker.containers.container(self._name).kill(signal="SIGTERM")
+        if self._container is not None:
+            with contextlib.suppress(*_TROUBLE):  # then it is killed
+                await self._container.kill(signal="SIGTERM")
 
     async def remove(self) -> None:
         async for _ in pauses():

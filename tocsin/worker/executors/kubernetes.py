@@ -144,24 +144,24 @@ class _Job(Remote):
 
     async def ask(self) -> None:
         with contextlib.suppress(*TROUBLE):  # then it is asked again, with less patience
-            async with asyncio.timeout(STOP_GRACE):
-                if (job := await self._mine()) is not None:
-                    await self._cluster.client.remove(job)
+            if (job := await self._mine()) is not None:
+                await self._cluster.client.remove(job)
 
     async def remove(self) -> None:
+        has_ended = self._pod is not None and is_over(self._pod)
         async for _ in pauses():
             try:
                 job = await self._mine()
-                if job is None:
-                    return
-                has_ended = self._pod is not None and is_over(self._pod)
-                await self._cluster.client.remove(job, wait_for_pods=not has_ended)
-                if has_ended:
+                if job is not None:
+                    await self._cluster.client.remove(job, wait_for_pods=not has_ended)
+                if job is None or has_ended:
                     return
                 await self._hurry()
                 await self._gone(job)
             except TROUBLE as exc:
                 log.warning("a Job cannot be deleted yet", name=self._name, why=str(exc))
+                if has_ended:  # what is left of it goes by itself
+                    return
 
     def waits_for(self) -> str:
         return waits_for(self._pod)

@@ -65,6 +65,12 @@ class RemoteExecutor(Executor):
         if remote is not None:
             remote.stop("cancelled")
 
+    def silence(self) -> None:
+        super().silence()
+        # An engine may be out of reach for longer than a session lasts; the next one knows nothing of these.
+        for remote in self._under_way.values():
+            remote.sink = self.sink
+
     async def kill_all(self, why: Why = LOST) -> None:
         for remote in self._under_way.values():
             remote.lost = remote.lost or why
@@ -81,7 +87,7 @@ class RemoteExecutor(Executor):
             log.exception("an attempt could not be seen through", run=attempt.run.run_id)
             end = attempt.finished("failed", error_class="worker", message=f"{type(exc).__name__}: {exc}")
         del self._under_way[attempt]
-        self.sink.ended([(attempt, end)])
+        remote.sink.ended([(attempt, end)])
 
 
 class Remote:
@@ -93,7 +99,7 @@ class Remote:
         self.killed = asyncio.Event()
         self.begun = False  # there may be something that hears a request to end
         self.enforced: dict[str, str | bool] = {}
-        self._executor = executor
+        self.sink = executor.sink
         self._asked = asyncio.Event()
         self._over = False
         self._limit = OutputLimit()
@@ -105,7 +111,7 @@ class Remote:
 
     @abstractmethod
     async def ask(self) -> None:
-        """Ask it to end."""
+        """Ask it to end. May be cancelled at any point."""
 
     @abstractmethod
     async def remove(self) -> None:
@@ -146,10 +152,11 @@ class Remote:
         if work.done() or self.killed.is_set():
             return
         if self.begun:
-            await self.ask()
+            asking = asyncio.ensure_future(self.ask())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_GRACE):
                     await _first(work, self.killed.wait)
+            await _cancel(asking)
 
     def _finished(self, work: asyncio.Task[Exit]) -> Finished:
         attempt = self.attempt
@@ -177,7 +184,7 @@ class Remote:
         if self._limit.reached:
             dropped = data.count(b"\n")
             if dropped:
-                self._executor.sink.output(self.attempt, [], dropped)
+                self.sink.output(self.attempt, [], dropped)
             return
         splitter = self._splitters.get(stream)
         if splitter is None:
@@ -197,7 +204,7 @@ class Remote:
         if kept or dropped:
             at = time.time()
             shaped: list[LogLine] = [(at, stream, "info", line) for line in kept]
-            self._executor.sink.output(self.attempt, shaped, dropped)
+            self.sink.output(self.attempt, shaped, dropped)
 
 
 def exit_by_code(code: int) -> Exit:
