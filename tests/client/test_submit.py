@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from scripted import Reply, Script, problem
@@ -14,11 +14,6 @@ from tests.conftest import Cluster
 from tests.flow.kit import Scene
 from tocsin import App, AsyncClient, Client, Context
 from tocsin.client import ApiError, Retries
-
-if TYPE_CHECKING:
-    from typing import assert_type
-
-    from tocsin.client.job import Job, Run
 
 Do = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -51,26 +46,6 @@ async def registered(scene: Scene, served: str, cluster: Cluster) -> App:
     app = reports(served, cluster.keys["key"])
     await app.register()
     return app
-
-
-if TYPE_CHECKING:  # what an editor and a type checker see
-
-    async def _typed(app: App) -> None:
-        @app.job
-        async def daily(ctx: Context, region: str = "us") -> dict[str, int]:
-            return {}
-
-        @app.job(every="5m")
-        def hourly(day: str) -> int:
-            return 1
-
-        assert_type(daily, Job[[str], dict[str, int]])
-        run = await daily.submit(region="eu")
-        assert_type(run, Run[dict[str, int]])
-        assert_type(run.result, dict[str, int])
-        assert_type(hourly.submit("monday").wait().result, int)
-        daily.submit(regoin="eu")  # type: ignore[call-arg]
-        hourly.submit_in("10m", day=3)  # type: ignore[arg-type]
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
