@@ -127,16 +127,79 @@ async def test_a_new_master_key_leaves_what_is_sealed_readable(scene: Scene, han
     assert given["args"] == {"say": CANARY}
 
 
-async def test_a_job_is_made_sensitive_later_and_its_own_content_is_refused(scene: Scene) -> None:
+async def test_a_job_is_made_sensitive_later(scene: Scene) -> None:
     job = await scene.job()
     changed = await scene.api.call("PATCH", f"/v1/jobs/{job['id']}", json={"sensitive": True})
     assert changed["sensitive"] is True
     assert (await run(scene, job, args={"say": CANARY}))["args"] == {"$sensitive": True}
     await scene.api.call("PATCH", f"/v1/jobs/{job['id']}", json={"sensitive": None})
     assert (await run(scene, job, args={"n": 1}))["args"] == {"n": 1}
-    target = {"kind": "python", "function": "f", "kwargs": {"say": CANARY}}
-    refused = await scene.api.post("/v1/jobs", {"target": target, "sensitive": True}, expect=422)
-    assert (refused["code"], refused["errors"][0]["path"]) == ("not_supported", "target.kwargs")
+
+
+HTTP = {"kind": "http", "url": "https://example.com/", "body": {"say": CANARY, "n": [1, 2]}}
+SAYING = {
+    "http": HTTP,
+    "python": {"kind": "python", "function": "f", "args": [CANARY], "kwargs": {"say": CANARY}},
+    "process": {"kind": "process", "command": ["cat"], "stdin": CANARY},
+}
+
+
+@pytest.mark.parametrize("target", SAYING.values(), ids=SAYING)
+async def test_what_a_sensitive_job_says_is_for_the_worker_alone(
+    scene: Scene, worker_key: str, target: dict[str, Any]
+) -> None:
+    headers = {"idempotency-key": "job"}
+    body = {"name": "j", "target": target, "schedule": {"manual": True}, "sensitive": True}
+    job = await scene.api.post("/v1/jobs", body, headers=headers)
+    assert (await scene.api.post("/v1/jobs", body, headers=headers))["id"] == job["id"]
+    worker = await Hand.register(scene.node, worker_key, targets=["http", "python", "process"], functions=["f"])
+    await run(scene, job)
+    for wants in ({}, {"shared_specs": True}):
+        worker.wants = wants  # type: ignore[attr-defined]
+        [given] = await claimed(scene, worker)  # type: ignore[arg-type]
+        told = given["spec"]["target"]
+        assert {name: told[name] for name in target} == target and given["sensitive"] is True
+        await run(scene, job)
+    shown = [
+        await scene.api.get(f"/v1/jobs/{job['id']}"),
+        await scene.api.get(f"/v1/jobs/{job['id']}/versions"),
+        await scene.api.get("/v1/jobs"),
+        await scene.api.call("PUT", "/v1/jobs/by-name/j", json=body),
+    ]
+    assert shown[-1]["version"] == 1, "the same again is no new version"
+    assert CANARY not in str(shown) + str(job) + await kept(scene)
+
+
+async def test_a_sealed_target_is_kept_changed_and_given_back(scene: Scene, worker_key: str) -> None:
+    job = await scene.job(name="j", target=HTTP, sensitive=True)
+    worker = await Hand.register(scene.node, worker_key, targets=["http"])
+
+    async def body() -> Any:
+        await run(scene, job)
+        [given] = await claimed(scene, worker)  # type: ignore[arg-type]
+        return given["spec"]["target"]["body"]
+
+    path = f"/v1/jobs/{job['id']}"
+    changed = await scene.api.call("PATCH", path, json={"priority": 900})
+    assert changed["sealed"] == job["sealed"] and await body() == HTTP["body"]
+    mine = {name: changed[name] for name in ("target", "sensitive", "sealed")} | {"schedule": {"manual": True}}
+    again = await scene.api.call("PUT", "/v1/jobs/by-name/j", json=mine)
+    assert again["sealed"] == job["sealed"] and await body() == HTTP["body"], "what was read is written back"
+    await scene.api.call("PATCH", path, json={"target": {"body": "something else"}})
+    assert await body() == "something else"
+    assert (await scene.api.call("PATCH", path, json={"sensitive": None}, expect=422))["errors"][0]["path"] == "sealed"
+    for odd in ("x", "1.x", "7." + job["sealed"][2:], job["sealed"][:-8], "9" * 30 + ".x"):
+        refused = await scene.api.call("PATCH", path, json={"sealed": odd}, expect=422)
+        assert refused["errors"][0]["path"] == "sealed"
+    open_ = {"sensitive": None, "sealed": None, "target": {"body": {"n": 1}}}
+    assert (await scene.api.call("PATCH", path, json=open_))["target"]["body"] == {"n": 1}
+    await scene.api.post("/v1/tenants", {"slug": "thief"})
+    thief = await scene.api.with_key("admin", "thief")
+    stolen = {"target": HTTP | {"body": None}, "sensitive": True, "sealed": job["sealed"]}
+    assert (await thief.post("/v1/jobs", stolen, expect=422))["errors"][0]["path"] == "sealed"
+    batch = {"jobs": [{"target": HTTP, "sensitive": True}, {"target": HTTP}]}
+    made = (await scene.api.post("/v1/jobs/batch", batch))["items"]
+    assert [item["target"]["body"] for item in made] == [None, HTTP["body"]]
 
 
 @pytest.mark.parametrize("sensitive", [True, False])

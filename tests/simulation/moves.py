@@ -460,7 +460,9 @@ def edit_(world: World, choose: Choices) -> Move | None:
     spec = changed(job.spec)
     return Move(
         f"edit {short(job.id)}: {change}",
-        lambda node: edit.edit(node.db, node.lanes, world.who, job.id, lambda _: spec, wish, None, HORIZON),
+        lambda node: edit.edit(
+            node.db, node.lanes, world.who, job.id, lambda _: spec, wish, None, HORIZON, node.data_keys
+        ),
         lambda reference, _: reference.edit(job.id, spec),
         key=wish.key,
         refuses=lambda book: not book.jobs[job.id].open,

@@ -17,9 +17,11 @@ import asyncpg
 from tocsin.clock import DatabaseClock
 from tocsin.failpoints import Failpoints, InjectedFault
 from tocsin.flow.shared.lanes import LaneBook
+from tocsin.flow.shared.sealing import DataKeys
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.model import ids
 from tocsin.store.db import Connection, Database, Row
+from tocsin.store.vault import MasterKeys
 
 CLOCK = Path(__file__).with_name("clock.sql")
 SEARCH_PATH = "sim, tocsin, pg_catalog"
@@ -150,6 +152,7 @@ class Node:
     def __init__(self, url: str, clock: ManualClock) -> None:
         self.db = SimulatedDatabase(url, clock)
         self.lanes = LaneBook(self.db)
+        self.data_keys = DataKeys(self.db, MasterKeys())
         self.specs = SpecBook(self.db)
 
     @property

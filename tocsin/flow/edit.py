@@ -27,7 +27,7 @@ from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
-from tocsin.flow.shared.sealing import unknown_secrets
+from tocsin.flow.shared.sealing import DataKeys, seal_target, unknown_secrets
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -124,12 +124,13 @@ async def edit(
     wish: Wish | None,
     version: int | None,
     horizon: timedelta,
+    data_keys: DataKeys,
 ) -> Edited:
     """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
         await recall(connection, wish)
         job = opened(seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version), "changed")
-        done = await _change(connection, lanes, who, job, change, db.clock.now(), horizon)
+        done = await _change(connection, lanes, who, job, change, db.clock.now(), horizon, data_keys)
         await remember(connection, wish, 200, [job_id], done.version)
     return done
 
@@ -143,6 +144,7 @@ async def replace_named(
     wish: Wish | None,
     version: int | None,
     horizon: timedelta,
+    data_keys: DataKeys,
 ) -> Edited | None:
     """The same for the open job of a name; None if there is none. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
@@ -152,7 +154,7 @@ async def replace_named(
             raise PreconditionFailed(f"there is no job {name!r} at version {version}")
         if job is None:
             return None
-        done = await _change(connection, lanes, who, job, lambda _: spec, db.clock.now(), horizon)
+        done = await _change(connection, lanes, who, job, lambda _: spec, db.clock.now(), horizon, data_keys)
         await remember(connection, wish, 200, [job["id"]], done.version)
     return done
 
@@ -165,10 +167,12 @@ async def _change(
     change: Change,
     now: datetime,
     horizon: timedelta,
+    data_keys: DataKeys,
 ) -> Edited:
     stored = job["spec"].encode()
     old, new = decode_job_spec(stored), change(stored)
     check(new)
+    new = await seal_target(data_keys, who.tenant_id, new, old)
     if new.schedule is not None and new.schedule != old.schedule:
         check_schedule(new.schedule, now)  # one that stays may name a time that is past by now
     if new.secrets != old.secrets:

@@ -27,6 +27,7 @@ from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import JobSpec, RunRequest, check
 from tocsin.model.packed import Packed
 from tocsin.model.schedule import check_calendar, check_schedule, first_fire, seed_of, stands_for
+from tocsin.model.targets import content_of
 from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation, columns, sparse_columns
 from tocsin.telemetry import SUBMITTED
 from tocsin.wire import encode
@@ -62,7 +63,7 @@ class RunsRequest(NamedTuple):
 
 
 class NotSealed(InvalidInput):
-    """The job's arguments are to be sealed, and are not: the caller is to pack them and ask again."""
+    """What is sensitive is to be sealed, and is not: who asks for its caller is to seal it and ask again."""
 
 
 class Stored(NamedTuple):
@@ -79,6 +80,8 @@ Answer = Stored | Replay | ApiProblem
 def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) -> JobRequest:
     """Check a spec against the present and freeze it; raises what is wrong with it."""
     check(spec)
+    if spec.sensitive is True and content_of(spec.target):
+        raise NotSealed("what this job says is sensitive", code="not_sealed")
     schedule_json = None
     if spec.schedule is not None:
         check_schedule(spec.schedule, now)

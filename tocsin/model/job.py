@@ -158,6 +158,8 @@ class JobSpec(_Part, frozen=True):
     description: Annotated[str, Meta(max_length=4096)] = ""
     # Left out of documents without it: a server of the release before does not know it.
     sensitive: bool | UnsetType = UNSET
+    # What a sensitive job's target says, as the server keeps it: sent back, it stays what it is.
+    sealed: str | UnsetType = UNSET
 
     @property
     def shared_key(self) -> ConcurrencyKey | None:
@@ -255,6 +257,8 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield from _wrong_limits(spec)
     if spec.placement is not _ANYWHERE:
         yield from _wrong_labels(spec.placement)
+    if spec.sealed is not UNSET and spec.sensitive is not True:
+        yield "sealed", "belongs to a job that is sensitive; give null for both, and what the target is to say"
     for variable in spec.secrets:
         if not may_be_set(variable):
             yield f"secrets.{variable[:64]}", "is not a name that a job may set"
@@ -288,8 +292,5 @@ _planned_of = attrgetter(*_PLANNED)
 
 def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
-    if spec.sensitive is True:
-        content = ("args", "kwargs", "body", "stdin")
-        yield from (f"target.{name}" for name in content if getattr(spec.target, name, None))
     if _planned_of(spec) != _planned_of(_BLANK):
         yield from (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))

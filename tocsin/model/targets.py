@@ -104,7 +104,7 @@ _CONTENT: dict[str, Any] = {"args": [], "kwargs": {}, "body": None, "stdin": Non
 
 def content_of(target: Target) -> dict[str, Any]:
     """What the target says to what it runs, as far as it says something."""
-    return {name: value for name in _CONTENT if (value := getattr(target, name, None))}
+    return {name: value for name, blank in _CONTENT.items() if (value := getattr(target, name, blank)) != blank}
 
 
 def with_content(target: Target, content: Mapping[str, Any]) -> Target:

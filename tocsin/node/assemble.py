@@ -60,7 +60,8 @@ class Node:
         )
         self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
-        self.payloads = Payloads(self.db, self.master_keys, DataKeys(self.db, self.master_keys), self.objects)
+        self.data_keys = DataKeys(self.db, self.master_keys)
+        self.payloads = Payloads(self.db, self.master_keys, self.data_keys, self.objects)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
@@ -90,7 +91,7 @@ class Node:
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
-        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads)
+        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.data_keys)
         self.gateway = Gateway(
             self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.objects, self.tell
         )

@@ -369,7 +369,7 @@ class Gateway:
             for row in rows
         ]
         if given:
-            complete(runs, given)
+            complete(runs, given, packed)
         if any(stored.kind == "http" for stored in known.values()):
             await self._let_call(runs, rows)
         orders, session.orders = session.orders, []

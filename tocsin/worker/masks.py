@@ -9,6 +9,7 @@ at most a few first characters of a value that was cut there are ever seen.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from tocsin.wire import ClaimedRun, Finished, LogLine
 from tocsin.worker.lines import clean
 
 BLOT = "***"
+_MOST_TEXTS = 100  # of sensitive arguments: each is looked for in each line, in a score of forms
+_SAYS = ("args", "kwargs", "body", "stdin")  # of a target
 _TELLING = 4  # characters; fewer are found everywhere, and tell nothing
 _WHOLE_LINE = 8  # characters from which on a part of what is confidential is looked for by itself
 
@@ -91,11 +94,12 @@ class Mask:
                 at = text.find(form[:_TELLING], at + 1)
 
 
-def mask_of(run: ClaimedRun) -> Mask:
+def mask_of(run: ClaimedRun, target: Any) -> Mask:
     """The mask of what a run is told in confidence: its secrets and, if they are sensitive, the texts among its
-    arguments, but not the short ones, which are words like any other."""
-    texts = [text for text in _texts(run.args) if len(text) >= _WHOLE_LINE] if run.sensitive else []
-    return Mask([*run.secrets.values(), *texts])
+    arguments and in what its target says, but not the short ones, which are words like any other."""
+    told = [run.args, *(getattr(target, name, None) for name in _SAYS)] if run.sensitive else []
+    texts = (text for text in _texts(told) if len(text) >= _WHOLE_LINE)
+    return Mask([*run.secrets.values(), *itertools.islice(texts, _MOST_TEXTS)])
 
 
 def _texts(value: Any) -> Iterator[str]:

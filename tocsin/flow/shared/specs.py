@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tocsin.model.job import JobSpec
-from tocsin.model.targets import kind_of
+from tocsin.model.targets import kind_of, with_content
 from tocsin.store.db import Connection, Database, Sql, columns
-from tocsin.wire import decode_job_spec, encode_msgpack
+from tocsin.wire import decode_job_spec, encode, encode_msgpack
 
 SQL = Sql(__file__)
 SpecKey = tuple[int, str, int]  # tenant, job, version
@@ -40,6 +42,15 @@ class StoredSpec:
     @cached_property
     def secrets(self) -> dict[str, str]:
         return self.spec.secrets
+
+    @cached_property
+    def sealed(self) -> str | None:
+        return None if isinstance(self.spec.sealed, UnsetType) else self.spec.sealed
+
+    def saying(self, content: Mapping[str, Any]) -> StoredSpec:
+        """The same with what its target says, which a sensitive job keeps sealed."""
+        spec = msgspec.structs.replace(self.spec, target=with_content(self.spec.target, content), sealed=UNSET)
+        return StoredSpec(self.name, encode(spec).decode())
 
     @cached_property
     def kind(self) -> str:

@@ -48,7 +48,7 @@ class Attempt:
         self.over = False  # the server knows its end already
         self.handle: Any = None
         self.log: Any = None
-        self.mask = mask_of(run) if run.secrets or run.sensitive else None
+        self.mask = mask_of(run, self.target) if run.secrets or run.sensitive else None
 
     def finished(
         self,

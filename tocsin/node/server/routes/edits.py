@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
+from msgspec import UNSET
 
 from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, NotFound, PreconditionFailed, TooLarge
 from tocsin.flow import catalog, edit
@@ -19,6 +20,7 @@ from tocsin.flow.submit import job_request
 from tocsin.model.job import NAME, JobSpec
 from tocsin.node.server.http import Call, answer, decode_json, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.secrets import guarded, private_wish
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import decode_job_batch, decode_job_spec, decode_raw_job_batch, encode
 
@@ -43,7 +45,10 @@ async def change_job(call: Call) -> Reply:
 
     node = call.node
     try:
-        done = await edit.edit(node.db, node.lanes, call.who, call.id(), change, call.wish, call.version, node.horizon)
+        wish = private_wish(call) if patch.get("sensitive") else call.wish
+        done = await edit.edit(
+            node.db, node.lanes, call.who, call.id(), change, wish, call.version, node.horizon, node.data_keys
+        )
     except Replay as replay:
         return await _again(call, replay)
     return await _changed(call, done)
@@ -81,16 +86,17 @@ async def put_job(call: Call) -> Reply:
 async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bool) -> Reply | None:
     """Replace the job of this name, or make it; None if somebody else made it at the same moment."""
     node = call.node
+    sealed, wish = await guarded(call, spec)
     if not only_new:
         done = await edit.replace_named(
-            node.db, node.lanes, call.who, name, spec, call.wish, call.version, node.horizon
+            node.db, node.lanes, call.who, name, spec, wish, call.version, node.horizon, node.data_keys
         )
         if done is not None:
             return await _changed(call, done)
         if must_be:
             raise PreconditionFailed(f"there is no job named {name!r}")
     try:
-        request = job_request(call.who, spec, call.wish, node.db.clock.now())
+        request = job_request(call.who, sealed, wish, node.db.clock.now())
         await node.allowances.admit(call.who, request.wish, jobs=1, runs=int(spec.once))
         stored = await node.submit_job(request)
     except Conflict as conflict:
@@ -148,9 +154,12 @@ async def create_jobs(call: Call) -> Reply:
     now = call.node.db.clock.now()
     requests = []
     specs = _batch(call)
+    wish = call.wish
     spent, began = 0.0, time.perf_counter()
     for i, spec in enumerate(specs):
         try:
+            if spec.sensitive is True or spec.sealed is not UNSET:
+                spec, wish = await guarded(call, spec)
             requests.append(job_request(call.who, spec, None, now))
         except ApiProblem as problem:
             raise _at(i, problem) from None
@@ -160,8 +169,8 @@ async def create_jobs(call: Call) -> Reply:
                 raise TooLarge("these schedules take too long to check in one call: send fewer jobs at a time")
             await asyncio.sleep(0)  # others want an answer, too
             began = time.perf_counter()
-    await call.node.allowances.admit(call.who, call.wish, jobs=len(specs), runs=sum(spec.once for spec in specs))
-    stored = await call.node.submit_batch(requests, call.wish)
+    await call.node.allowances.admit(call.who, wish, jobs=len(specs), runs=sum(spec.once for spec in specs))
+    stored = await call.node.submit_batch(requests, wish)
     if isinstance(stored, Replay):
         return answer({"items": await documents_again(call, stored)}, stored.status, REPLAYED)
     if any(request.by_calendar for request in requests):

@@ -19,7 +19,7 @@ from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.runs import list_runs_of
-from tocsin.node.server.routes.secrets import private_wish
+from tocsin.node.server.routes.secrets import guarded, private_wish
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request, encode
 
@@ -28,8 +28,8 @@ _reason = msgspec.json.Decoder(Reason).decode
 
 @route("POST", "/v1/jobs", "jobs.write")
 async def create_job(call: Call) -> Reply:
-    spec = call.decode(decode_job_spec)
-    request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
+    spec, wish = await guarded(call, call.decode(decode_job_spec))
+    request = job_request(call.who, spec, wish, call.node.db.clock.now())
     await call.node.allowances.admit(call.who, request.wish, jobs=1, runs=int(spec.once))
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):

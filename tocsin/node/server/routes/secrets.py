@@ -6,11 +6,13 @@ import hmac
 import re
 
 import msgspec
+from msgspec import UNSET
 
 from tocsin.errors import BadRequest, InvalidInput, NotFound
 from tocsin.flow import secrets
 from tocsin.flow.shared.idempotency import Replay, Wish
-from tocsin.model.job import NAME
+from tocsin.flow.shared.sealing import seal_target
+from tocsin.model.job import NAME, JobSpec, check
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
@@ -46,6 +48,14 @@ def private_wish(call: Call) -> Wish | None:
     if wish is None:
         return None
     return wish._replace(digest=hmac.digest(call.node.master_keys.derive("idempotency"), wish.digest, "sha256"))
+
+
+async def guarded(call: Call, spec: JobSpec) -> tuple[JobSpec, Wish | None]:
+    """A new job with what its target says sealed, if that is sensitive; and the caller's `Idempotency-Key`."""
+    if spec.sensitive is not True and spec.sealed is UNSET:
+        return spec, call.wish
+    check(spec)
+    return await seal_target(call.node.data_keys, call.who.tenant_id, spec), private_wish(call)
 
 
 @route("GET", "/v1/secrets", "jobs.read")
