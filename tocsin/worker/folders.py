@@ -93,7 +93,8 @@ def _remove(path: str) -> None:
         """A folder that its owner made unreadable for himself."""
         try:
             for each in (os.path.dirname(name), name):
-                if stat.S_ISDIR(os.lstat(each).st_mode):
+                # The folder itself stands among those of others, whose mode is not ours to change.
+                if os.path.commonpath([path, each]) == path and stat.S_ISDIR(os.lstat(each).st_mode):
                     os.chmod(each, 0o700)
             shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
         except OSError as exc:
