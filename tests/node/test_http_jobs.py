@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
+from aiohttp import web
 
 from tests.conftest import Api
 from tests.flow.kit import Scene, WorkerHand, keys, told
 from tests.node.test_dispatcher import tenant
 from tocsin.flow.keys import RunTokens
 from tocsin.flow.shared.transitions import Stop
+from tocsin.node.server.app import build
+from tocsin.node.server.protocol import HttpServer
 from tocsin.node.whisper import Whisper
 from tocsin.store.vault import MasterKeys, new_key
 from tocsin.telemetry import SSRF_BLOCKED, SUPERSEDED
@@ -233,6 +242,54 @@ async def test_an_end_that_is_none_is_refused(live: Scene, worker_key: str, body
     run = await claimed(live, worker)
     assert (await complete(live, run, body))[0] in (400, 422)
     assert (await live.run(run["run_id"]))["state"] == "running"
+
+
+@contextlib.asynccontextmanager
+async def endpoint() -> AsyncIterator[tuple[str, asyncio.Queue[web.Request]]]:
+    """Takes what it is given (202) and says no more by itself."""
+    taken: asyncio.Queue[web.Request] = asyncio.Queue()
+
+    async def take(request: web.Request) -> web.Response:
+        await taken.put(request)
+        return web.Response(status=202)
+
+    app = web.Application()
+    app.router.add_post("/work", take)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/work", taken
+    await runner.cleanup()
+
+
+async def test_the_whole_way_with_a_real_worker(live: Scene, worker_key: str, tmp_path: Path) -> None:
+    server = HttpServer(build(live.node))
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOCSIN_")}
+    env |= {"TOCSIN_URL": url, "TOCSIN_WORKER_KEY": worker_key, "TOCSIN_HOME": str(tmp_path)}
+    allow = {"http_allow": ["127.0.0.1"]}
+    await live.api.call("PATCH", "/v1/tenants/default", json=allow)
+    async with endpoint() as (work, taken), asyncio.timeout(120):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tocsin", "worker", "--slots", "1", env=env
+        )
+        try:
+            job = await live.job(target={"kind": "http", "url": work, "callback": True})
+            for n in range(2):  # the second one needs the slot of the first
+                [run_id] = await live.ask(job, args={"n": n})
+                request = await taken.get()
+                assert request.headers["Idempotency-Key"] == run_id and await request.json() == {"n": n}
+                assert (await live.run(run_id))["state"] == "running"
+                callback, token = (request.headers[f"Tocsin-{name}"] for name in ("Callback", "Run-Token"))
+                async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as client:
+                    answers = [await client.post(callback, json={"result": {"n": n}}) for _ in range(2)]
+                assert [answer.status_code for answer in answers] == [200, 200] and callback.startswith(url)
+                ended = await live.run(run_id)
+                assert (ended["state"], ended["result"]) == ("succeeded", {"n": n})
+        finally:
+            process.terminate()
+            await process.wait()
+            await server.stop(grace=1.0)
 
 
 # ── what an end means ────────────────────────────────────────────────────────────────────────────────────────────
