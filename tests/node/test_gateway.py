@@ -48,6 +48,15 @@ async def test_only_lanes_that_the_worker_can_take_are_handed_out(live: Scene, w
     assert (await ignorant.claim(wait=0.3))["runs"] == (await elsewhere.claim(wait=0.3))["runs"] == []
 
 
+async def test_a_sandbox_is_asked_of_workers_that_have_one(live: Scene, worker_key: str) -> None:
+    job = await live.job(target={"kind": "process", "command": ["true"], "sandbox": True})
+    await live.ask(job)
+    without = await WorkerHand.register(live.node, worker_key)
+    has = await WorkerHand.register(live.node, worker_key, targets=["process", "sandbox"])
+    assert (await without.claim(wait=0.3))["runs"] == []
+    assert [r["job_id"] for r in (await has.claim(wait=5))["runs"]] == [job["id"]]
+
+
 async def test_slots_are_clamped_and_nothing_comes_to_who_asks_for_none(live: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(live.node, worker_key, slots=3)
     await live.ask(await live.job(), 10)

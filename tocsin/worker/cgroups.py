@@ -8,9 +8,11 @@ has; so the worker moves into a leaf beside its runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +64,15 @@ class Cgroups:
     @property
     def controllers(self) -> frozenset[str]:
         return frozenset(self._bases)
+
+    def keep(self, controllers: Iterable[str]) -> None:
+        """Use no others than these."""
+        kept = set(controllers)
+        for controller in self.controllers - kept:
+            base = self._bases.pop(controller)
+            if base not in self._bases.values():
+                with contextlib.suppress(OSError):
+                    base.rmdir()
 
     def plain(self, processes: int) -> Group:
         """A group that bounds nothing but the number of processes, always the same: it may have been another's."""
@@ -117,7 +128,11 @@ class Cgroups:
         elif self._unified:
             _write(folder / "cpu.max", f"{int(amount * _PERIOD_US)} {_PERIOD_US}")
         else:
-            _write(folder / "cpu.cfs_quota_us", int(amount * _PERIOD_US))
+            try:
+                _write(folder / "cpu.cfs_quota_us", int(amount * _PERIOD_US))
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:  # it is more than we have ourselves, and that is held, too
+                    raise
 
 
 class Mount(NamedTuple):

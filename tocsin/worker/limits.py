@@ -6,8 +6,9 @@ import contextlib
 import os
 import resource
 import shutil
+import subprocess
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tocsin.telemetry import get_logger
 from tocsin.worker import cgroups
@@ -19,6 +20,8 @@ log = get_logger("worker")
 PROCESSES = 2048  # and threads, that one run may have
 _OPEN_FILES = 65_536
 _LIKELY_KILLED = 800  # of 1000: when the machine has no memory left, the kernel kills a run, not its worker
+
+_TRIALS: dict[str, dict[str, Any]] = {"pids": {"processes": 9}, "memory": {"memory_mb": 99}, "cpu": {"cpu": 0.5}}
 
 
 class Hold(NamedTuple):
@@ -34,6 +37,7 @@ class Limits:
 
     def __init__(self) -> None:
         self._groups = cgroups.find()
+        self._groups.keep(controller for controller in self._groups.controllers if self._works(controller))
         self._prlimit = shutil.which("prlimit")
         # Those of a run that asked for nothing, who are the most: worked out once.
         self._plain_rlimits, self._plain_held = self._rlimits(NO_RESOURCES)
@@ -41,6 +45,16 @@ class Limits:
         missing = {"memory", "pids", "cpu"} - self._groups.controllers
         if missing:
             log.info("no control groups for some limits of programs; runs say which are held", missing=sorted(missing))
+
+    def _works(self, controller: str) -> bool:
+        """That a group can be made does not mean that a process may walk into it."""
+        try:
+            group = self._groups.make(**_TRIALS[controller])
+            done = subprocess.run([*_joining(group.doors), "/bin/sh", "-c", ":"], capture_output=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        self._groups.discard(group)
+        return done.returncode == 0
 
     def hold(self, wanted: Resources) -> Hold:
         """The limits of a run that is about to start. Raises OSError if it should be held, and cannot be."""
@@ -94,7 +108,8 @@ def settle(pid: int) -> None:
     """For a program that has just been started: what can wait until then, since a moment without it does no harm."""
     with contextlib.suppress(OSError):
         most = _within(_OPEN_FILES, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        usual = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], most)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (usual, most))
     with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "wb", 0) as file:
         file.write(b"%d" % _LIKELY_KILLED)
 
