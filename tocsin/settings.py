@@ -31,6 +31,8 @@ _NOT_SETTINGS = {
     "TOCSIN_ARGS_FILE",
     "TOCSIN_RUN_TOKEN",
 }
+# Shorter names of settings: an own one goes before.
+_ALIASES = {"DATABASE_URL": "database_url", "TOCSIN_OBJECTS": "objects_url"}
 
 
 def default_home() -> Path:
@@ -48,7 +50,11 @@ class Settings:
 
     home: Path = field(default_factory=default_home, metadata={"doc": "Folder of all data of `tocsin up`."})
     database_url: str = _doc("PostgreSQL ≥ 15 to use; empty: `tocsin up` runs its own. Also `DATABASE_URL`.", "")
-    objects_url: str = _doc("Where logs and old history live; empty: the folder `objects` in the home.", "")
+    objects_url: str = _doc(
+        "Where logs and old history live: `s3://bucket/prefix`, `gs://…`, `az://…`, with the credentials of their own "
+        "environment; empty: the folder `objects` in the home. Also `TOCSIN_OBJECTS`.",
+        "",
+    )
     master_key: str = field(
         default="",
         repr=False,
@@ -115,11 +121,12 @@ class Settings:
         for name, text in environ.items():
             if name in known:
                 values[known[name].name] = _cast(name, known[name].type, text)
-            elif name.startswith("TOCSIN_") and name not in _NOT_SETTINGS:
+            elif name.startswith("TOCSIN_") and name not in _NOT_SETTINGS and name not in _ALIASES:
                 near = difflib.get_close_matches(name, known, n=1)
                 raise SetupError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
-        if "database_url" not in values and environ.get("DATABASE_URL"):
-            values["database_url"] = environ["DATABASE_URL"]
+        for alias, name in _ALIASES.items():
+            if name not in values and environ.get(alias):
+                values[name] = environ[alias]
         return replace(cls(), **(values | {k: v for k, v in given.items() if v is not None}))
 
     @property

@@ -1,7 +1,13 @@
-"""Object storage for what is bulky: a local folder by default, S3, GCS or Azure by URL."""
+"""Object storage for what is bulky: a local folder by default, S3, GCS or Azure by URL.
+
+Nothing here rests on put-if-absent, which not every store has: who writes an object gives it a key that nobody else
+would, and says in the database that it is there once it is.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +15,15 @@ from tocsin.errors import SetupError, Unavailable
 
 
 class ObjectStore:
-    """Put and get byte ranges by key."""
+    """Put and get byte ranges by key. Credentials of a URL's store come from its own environment (`AWS_…`, `AZURE_…`,
+    `GOOGLE_…`)."""
 
     def __init__(self, url: str, folder: Path) -> None:
         import obstore.store as backends  # 5 MB of native code: only who stores objects pays for it
 
+        self._folder: Path | None = None if url else folder
         try:
-            if url:
+            if self._folder is None:
                 self._store: Any = backends.from_url(url)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -23,12 +31,15 @@ class ObjectStore:
         except Exception as error:
             raise SetupError(f"object storage {url or folder} cannot be used: {error}") from error
 
-    async def put(self, key: str, data: bytes) -> None:
-        """Store `data`, whole or not at all."""
+    async def put(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        """Store `data`, whole or not at all. `durable`: it is on the disk when this returns, not on its way there;
+        stores behind a URL promise that anyway."""
         import obstore
 
         try:
             await obstore.put_async(self._store, key, data)
+            if durable and self._folder is not None:
+                await asyncio.to_thread(_sync, self._folder, self._folder / key)
         except Exception as error:
             raise Unavailable(f"object storage refused a write: {error}", code="objects_unavailable") from error
 
@@ -40,3 +51,51 @@ class ObjectStore:
             return bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
         except Exception as error:
             raise Unavailable(f"object storage refused a read: {error}", code="objects_unavailable") from error
+
+    async def read(self, key: str) -> bytes | None:
+        """A whole object; None if there is none."""
+        import obstore
+
+        try:
+            found = await obstore.get_async(self._store, key)
+            return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise Unavailable(f"object storage refused a read: {error}", code="objects_unavailable") from error
+
+    async def keys(self, folder: str) -> list[str]:
+        """The keys of all objects in a folder, which ends with a slash, in order."""
+        import obstore
+
+        try:
+            return sorted([one["path"] async for batch in obstore.list(self._store, folder) for one in batch])
+        except Exception as error:
+            raise Unavailable(f"object storage refused a list: {error}", code="objects_unavailable") from error
+
+    async def delete(self, key: str) -> None:
+        """Let an object be gone; one that is not there is."""
+        import obstore
+
+        try:
+            await obstore.delete_async(self._store, key)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise Unavailable(f"object storage refused a delete: {error}", code="objects_unavailable") from error
+
+    def file(self, key: str) -> Path | None:
+        """Where an object lies on this machine, if it does: then nobody need copy it."""
+        return None if self._folder is None else self._folder / key
+
+
+def _sync(top: Path, path: Path) -> None:
+    """The file, and the folders that may be new with it."""
+    for place in (path, *path.parents):
+        handle = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if place == top:
+            return
