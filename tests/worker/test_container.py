@@ -35,8 +35,8 @@ def sh(script: str, **more: Any) -> ContainerTarget:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def podman(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Podman]:
-    async with Podman(tmp_path_factory.mktemp("podman")) as service:
+async def podman() -> AsyncIterator[Podman]:
+    async with Podman() as service:
         yield service
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,15 +28,11 @@ class ContainerHarness(Harness):
     fails_as = ("exit", 3)
     dies_as = "signal"
 
-    def __init__(self, where: Path) -> None:
-        super().__init__(where)
-        self._podman = Podman(where)
-
     def missing(self) -> str:
         return missing()
 
     async def __aenter__(self) -> ContainerHarness:
-        await self._podman.__aenter__()
+        self._podman = await Podman().__aenter__()
         self.worker = {"settings": {"container_engine": self._podman.engine}}  # type: ignore[misc]
         return self
 
