@@ -58,3 +58,13 @@ def test_rotate_says_what_it_cannot_wrap(script: Script, tocsin: Tocsin) -> None
     script.on("POST", "/v1/master-keys/rotate", {"rewrapped": 0, "remaining": 2})
     done = tocsin("secret", "rotate", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"rewrapped": 0, "remaining": 2})
+
+
+def test_jobs_name_secrets_and_say_what_is_sensitive(script: Script, tocsin: Tocsin) -> None:
+    script.on("POST", "/v1/jobs", Reply(422, {"code": "unknown_secret", "detail": "there is no secret"}))
+    tocsin("job", "create", "--manual", "--secret", "TOKEN=billing", "--sensitive", "--", "true")
+    assert script.asked[0].body["secrets"] == {"TOKEN": "billing"} and script.asked[0].body["sensitive"] is True
+    job = "019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071"
+    script.on("POST", f"/v1/jobs/{job}/runs", Reply(202, {"id": job, "state": "ready"}))
+    assert tocsin("job", "run", job, "--args", '{"pin": 1}', "--sensitive").exit_code == 0
+    assert script.asked[-1].body == {"args": {"pin": 1}, "sensitive": True}

@@ -21,6 +21,7 @@ from tocsin.store.vault import MasterKeys
 
 __all__ = ["hand"]
 KEY = base64.b64encode(bytes([1]) * 32).decode()
+NOWHERE = "01a1e359-8af4-7000-a6bb-2a7012998007"
 CANARY = "canary-4f1d0c"
 BIG = {"rows": ["x" * 1000] * 80, "say": CANARY}
 
@@ -262,6 +263,17 @@ async def test_what_was_changed_in_object_storage_is_noticed(scene: Scene, hand:
     path.unlink()
     made = await run(scene, job, args={"n": 1})
     await scene.api.post(f"/v1/runs/{made['id']}/cancel")
+
+
+async def test_what_comes_to_nothing_or_comes_twice_leaves_nothing_more(scene: Scene) -> None:
+    job = await scene.job()
+    for _ in range(2):
+        await run(scene, job, args=BIG, headers={"idempotency-key": "once"})
+    assert len(list(objects(scene))) == 1
+    await scene.api.post(f"/v1/jobs/{job['id']}/cancel")
+    await run(scene, job, 409, args=BIG | {"other": 1})
+    await run(scene, {"id": NOWHERE}, 404, args=BIG | {"other": 1})
+    assert len(list(objects(scene))) == 1
 
 
 async def test_what_is_too_large_is_413(scene: Scene) -> None:

@@ -277,13 +277,14 @@ def run(
     args: Annotated[str | None, typer.Option(help="Arguments of the run, a JSON object.", metavar="JSON")] = None,
     at: Annotated[str | None, typer.Option(help="Not now, but at this instant.")] = None,
     priority: Annotated[int | None, typer.Option(help="Instead of the job's.")] = None,
+    sensitive: Annotated[bool, typer.Option("--sensitive", help="Seal the arguments.")] = False,
     ids: Ids = False,
     as_json: Json = False,
 ) -> None:
     """Ask for a run of a job."""
     given = json_object(args, "--args")
     with connect() as client:
-        answer = client.run_job(find_job_id(client, job), given, at=at, priority=priority)
+        answer = client.run_job(find_job_id(client, job), given, at=at, priority=priority, sensitive=sensitive)
     told = f"run {answer['id']} {answer.get('state', '')}; tocsin run logs -f {answer['id']}"
     print_done(answer, told, as_json, ids)
 

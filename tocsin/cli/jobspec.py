@@ -64,6 +64,9 @@ class Flags:
     secret: Annotated[
         list[str] | None, typer.Option(help="A variable with a stored secret in it.", metavar="NAME=SECRET")
     ] = None
+    sensitive: Annotated[
+        bool | None, typer.Option("--sensitive/--no-sensitive", help="Seal what it and its runs are told.")
+    ] = None
     cwd: Annotated[str | None, typer.Option(help="The command's folder on the worker.")] = None
     shell: Annotated[
         bool | None, typer.Option("--shell/--no-shell", help="The command is a line for /bin/sh, and its $1, $2 …")
@@ -124,6 +127,7 @@ class Flags:
             rate_limit=self.rate_limit,
             circuit=self.circuit,
             secrets=assignments(self.secret, "--secret"),
+            sensitive=self.sensitive,
             tags=assignments(self.tag, "--tag"),
             description=self.description,
         )

@@ -172,10 +172,13 @@ def run_job(
     at: datetime | str | None = None,
     delay: str | None = None,
     priority: int | None = None,
+    sensitive: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
-    """Ask for a run, now, `at` an instant, or after a `delay`; `args` reach the target. Answers the run."""
+    """Ask for a run, now, `at` an instant, or after a `delay`; `args` reach the target, and nobody else if they are
+    `sensitive`. Answers the run."""
     asked = {"args": args, "at": None if at is None else _text(at), "delay": delay, "priority": priority}
+    asked["sensitive"] = sensitive or None
     body = {name: value for name, value in asked.items() if value is not None}
     return _post("v1", "jobs", job_id, "runs", body=body, key=idempotency_key)
 

@@ -19,7 +19,6 @@ import msgspec
 
 from tocsin.errors import ApiProblem, NotFound, ServerFault
 from tocsin.flow.shared.sealing import DataKeys, args_context
-from tocsin.model.ids import new_id
 from tocsin.model.packed import Packed
 from tocsin.store.db import Database, Sql
 from tocsin.store.objects import ObjectStore
@@ -64,9 +63,10 @@ class Payloads:
     def __init__(self, db: Database, keys: MasterKeys, data_keys: DataKeys, objects: ObjectStore) -> None:
         self._db, self._keys, self._data_keys, self._objects = db, keys, data_keys, objects
 
-    async def is_sensitive(self, tenant_id: int, job_id: str) -> bool:
-        """Whether a job says that the arguments of all its runs are sensitive."""
-        return bool(await self._db.fetchval("engine", SQL["is_sensitive"], tenant_id, job_id))
+    async def is_sensitive(self, tenant_id: int, job_id: str) -> bool | None:
+        """Whether a job says that the arguments of all its runs are sensitive; None if there is no open one."""
+        found: bool | None = await self._db.fetchval("engine", SQL["is_sensitive"], tenant_id, job_id)
+        return found
 
     async def pack(self, tenant_id: int, job_id: str, args: bytes, sensitive: bool) -> Packed:
         """Seal arguments if they are sensitive, and put them into object storage if they are large."""
@@ -75,9 +75,8 @@ class Payloads:
             packed.data_key, key = await self._data_keys.current(tenant_id)
             args = seal(key, args, args_context(tenant_id, job_id))
         if len(args) > LARGE:
-            now = self._db.clock.now()
-            packed.place = f"payloads/{tenant_id}/{now:%Y-%m-%d}/{new_id(now)}"
-            packed.sha256 = hashlib.sha256(args).hexdigest()
+            packed.sha256 = hashlib.sha256(args).hexdigest()  # by which the same, sent again, lies there once
+            packed.place = f"payloads/{tenant_id}/{self._db.clock.now():%Y-%m-%d}/{packed.sha256}"
             await self._objects.put(packed.place, args)
         elif sensitive:
             packed.sealed = base64.b64encode(args).decode()

@@ -112,12 +112,13 @@ class SecretBook:
 
     async def read(self, wanted: Collection[SecretKey]) -> dict[SecretKey, str | ApiProblem]:
         """The value of each secret, or why there is none."""
-        asked = [(*key, self._known[key][0] if key in self._known else None) for key in wanted]
+        known = {key: self._known[key] for key in wanted if key in self._known}  # others may change it meanwhile
+        asked = [(*key, known[key][0] if key in known else None) for key in wanted]
         rows = await self._db.fetch("vital", SQL["read"], *columns(asked, 3))
         found: dict[SecretKey, str | ApiProblem] = {key: _missing(key[1]) for key in wanted}
         for row in rows:
             key = (row["tenant_id"], row["name"])
-            found[key] = self._known[key][1] if row["sealed"] is None else self._unsealed(key, row)
+            found[key] = known[key][1] if row["sealed"] is None else self._unsealed(key, row)
         return found
 
     def _unsealed(self, key: SecretKey, row: Row) -> str | ApiProblem:

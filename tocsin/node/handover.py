@@ -62,8 +62,10 @@ class Courier:
         found = await self._secrets.read({(key[0], name) for key, named in naming.items() for name in named.values()})
         for row in rows:
             tenant_id = row["tenant_id"]
-            named = naming.get((tenant_id, row["job_id"], row["job_version"]), {})
-            given = done.given.setdefault(row["id"], Given()) if named else Given()
+            named = naming.get((tenant_id, row["job_id"], row["job_version"]))
+            if named is None:
+                continue
+            given = done.given.setdefault(row["id"], Given())
             for variable, name in named.items():
                 value = found[tenant_id, name]
                 if isinstance(value, ApiProblem):

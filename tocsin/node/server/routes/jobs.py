@@ -121,7 +121,9 @@ async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
     request = RunsRequest(call.who, call.id(), [run.asked_at(now) for run in runs], "api", call.wish)
     await call.node.allowances.admit(call.who, request.wish, runs=len(runs))
     if len(call.body) > LARGE or any(run.sensitive for run in runs):
-        request = await _packed(call, request, await _is_sensitive(call))
+        sensitive = await _is_sensitive(call)
+        if sensitive is not None:  # else nothing comes of it, and nothing is to be left behind
+            request = await _packed(call, request, sensitive)
     try:
         return await call.node.submit_runs(request)
     except NotSealed:
@@ -133,7 +135,7 @@ async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
         return await call.node.submit_runs(await _packed(call, request, sensitive=True))
 
 
-async def _is_sensitive(call: Call) -> bool:
+async def _is_sensitive(call: Call) -> bool | None:
     return await call.node.payloads.is_sensitive(call.who.tenant_id, call.id())
 
 
