@@ -54,6 +54,14 @@ def told(end: wire.Finished) -> tuple[str, str | None]:
     return end.outcome, end.error and end.error.class_
 
 
+async def need_bounded_processes(gateway: Gateway) -> None:
+    """Ask before anything forks without end."""
+    end = await end_of(gateway, gateway.process("true"))
+    assert end.usage is not None
+    if end.usage["enforced"]["processes"] != "cgroup":
+        pytest.skip("no control group bounds the number of a run's processes on this machine")
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -81,10 +89,7 @@ async def test_a_fork_bomb_is_bounded_and_leaves_nothing(gateway: Gateway, tmp_p
     bomb = tmp_path / "bomb"
     bomb.write_text("#!/bin/sh\nwhile :; do setsid $0 & done 2>/dev/null\n")
     bomb.chmod(0o755)
-    end = await end_of(gateway, gateway.process("true"))
-    assert end.usage is not None
-    if not end.usage["enforced"]["processes"]:
-        pytest.skip("nothing bounds the number of a run's processes on this machine")
+    await need_bounded_processes(gateway)
     run = gateway.process(str(bomb), timeout=2.0)
     neighbour = gateway.process("sh", "-c", "echo fine")
     assert told(await end_of(gateway, neighbour)) == ("succeeded", None)
@@ -93,13 +98,16 @@ async def test_a_fork_bomb_is_bounded_and_leaves_nothing(gateway: Gateway, tmp_p
 
 
 async def test_no_more_processes_than_allowed(gateway: Gateway) -> None:
-    count = (
-        "import os, signal\ntry:\n  while True:\n    if os.fork() == 0: signal.pause()\n    print('one', flush=True)\n"
-    )
-    end = await end_of(gateway, run := gateway.process(*PYTHON, count + "except OSError: pass"))
-    assert end.usage is not None
-    if end.usage["enforced"]["processes"] != "cgroup":
-        pytest.skip("no control group bounds the number of a run's processes on this machine")
+    await need_bounded_processes(gateway)
+    count = """
+import os, signal
+try:
+    while True:
+        if os.fork() == 0: signal.pause()
+        print("one", flush=True)
+except OSError: pass
+"""
+    end = await end_of(gateway, run := gateway.process(*PYTHON, count))
     assert told(end) == ("succeeded", None) and len(gateway.text_of(run)) == PROCESSES - 1
 
 
