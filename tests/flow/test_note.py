@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.flow.kit import Scene, end_of
+from tests.flow.kit import Scene, WorkerHand, end_of
+from tests.flow.test_reap import lapse
 from tocsin.errors import InvalidInput
 from tocsin.flow.note import CHECKPOINT_LIMIT, note
 from tocsin.wire import RunNote
@@ -37,6 +38,17 @@ async def test_a_checkpoint_survives_failures_and_lost_workers_and_progress_does
     assert row["checkpoint"] == '{"done":3}'
     await scene.end(W, end_of(row))
     assert (await scene.run(run_id))["progress"] is None
+
+
+async def test_a_checkpoint_survives_a_worker_that_fell_silent(scene: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [run_id] = await scene.ask(await scene.job())
+    [key] = await scene.taken(worker.id)
+    await note(scene.db, worker.id, [said(key, checkpoint=[1, 2])])
+    await lapse(scene, worker)
+    await scene.wake(run_id)
+    [row] = await scene.take()
+    assert (row["id"], row["attempt"], row["checkpoint"]) == (run_id, 2, "[1,2]")
 
 
 async def test_nothing_is_kept_of_what_is_not_the_workers_to_say(scene: Scene) -> None:

@@ -19,6 +19,7 @@ from tocsin.worker.link import Link, Refused, Unreachable
 
 PROGRESS_AFTER = 1.0
 _TIMEOUT = 4.0
+_MOST_FAILURES = 8  # in a row; by then a server that is only down would have cost us our lease
 _MOST_A_TIME = 500
 _MOST_BYTES = 1024 * 1024
 
@@ -70,13 +71,20 @@ class NoteShipper:
             try:
                 await self._ship(batch)
                 failures = 0
-            except Unreachable:
+            except Unreachable as exc:
                 failures += 1
-                for key, latest in batch.items():
-                    latest.put_under(self._latest.setdefault(key, _Latest()))
-                self._something.set()
-                await asyncio.sleep(random.uniform(0.5, 1) * min(0.1 * 2**failures, 2.0))
-                self._urgent.set()
+                if failures == _MOST_FAILURES:  # the ends of runs wait for this
+                    _answer(batch, set(), str(exc))
+                    failures = 0
+                else:
+                    self._put_back(batch)
+                    await asyncio.sleep(random.uniform(0.5, 1) * min(0.1 * 2**failures, 2.0))
+
+    def _put_back(self, batch: dict[RunKey, _Latest]) -> None:
+        for key, latest in batch.items():
+            latest.put_under(self._latest.setdefault(key, _Latest()))
+        self._something.set()
+        self._urgent.set()
 
     def _take(self) -> dict[RunKey, _Latest]:
         batch: dict[RunKey, _Latest] = {}
@@ -101,6 +109,10 @@ class NoteShipper:
             refusal = "this attempt is not its run's any more"
         except Refused as exc:  # by a server that cannot keep them, for one
             kept, refusal = set(), str(exc)
-        for key, latest in batch.items():
-            for answer in latest.answers:
-                answer("" if key in kept else refusal)
+        _answer(batch, kept, refusal)
+
+
+def _answer(batch: dict[RunKey, _Latest], kept: set[RunKey], refusal: str) -> None:
+    for key, latest in batch.items():
+        for answer in latest.answers:
+            answer("" if key in kept else refusal)

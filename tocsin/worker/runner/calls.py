@@ -215,7 +215,7 @@ class Calls:
         """Send what has gathered."""
         self._flushing = False
         assert self.channel is not None
-        output, notes = self.output.take(), self.notes.take()
+        output, notes = self.output.take(), self.notes.take(self._done)
         if output or self._done or notes:
             done, self._done = self._done, []
             self.channel.send(_encode(Replies(None, output, done, notes)))

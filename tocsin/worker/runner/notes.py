@@ -15,7 +15,7 @@ import msgspec
 
 from tocsin.client.context import Saving
 from tocsin.client.failures import Superseded
-from tocsin.worker.frames import Note
+from tocsin.worker.frames import Done, Note
 from tocsin.worker.runner.output import OutputBuffer
 from tocsin.worker.runner.run import Run
 
@@ -28,15 +28,15 @@ class Notes:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._progress: deque[tuple[int, float]] = deque()
-        self._checkpoints: deque[Note] = deque()
+        self._progress: deque[tuple[Run, float]] = deque()
+        self._checkpoints: deque[tuple[Run, Note]] = deque()
         self._numbers = itertools.count(1)
         self._unanswered: dict[int, Future[None]] = {}
 
     def progressed(self, run: Run, fraction: float) -> None:
         """Only the latest of a frame is told."""
         if not run.ended:
-            self._progress.append((run.call.cell, fraction))
+            self._progress.append((run, fraction))
             self._wake()
 
     def keep(self, run: Run, state: Any) -> Saving:
@@ -46,25 +46,30 @@ class Notes:
             raise ValueError(
                 f"a checkpoint holds at most {CHECKPOINT_BYTES:,} bytes of JSON, and this is {len(text):,}"
             )
-        kept: Future[None] = Future()
-        number = next(self._numbers)
-        if run.ended:
-            kept.set_exception(Superseded("the run has ended"))
-            return Saving(kept)
-        self._unanswered[number] = kept
         # Through JSON and back: only what survives that comes back to the next attempt as it was.
         packed = msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
-        self._checkpoints.append(Note(run.call.cell, None, number, packed))
+        number = next(self._numbers)
+        kept = self._unanswered[number] = Future[None]()
+        self._checkpoints.append((run, Note(run.call.cell, None, number, packed)))
         self._wake()
         return Saving(kept)
 
-    def take(self) -> list[Note]:
-        """Everything since the last time."""
+    def take(self, ended: list[Done]) -> list[Note]:
+        """Everything since the last time, for a frame in which these end. A run whose end was told before has nothing
+        more to say, whatever it has left running: its cell is another's."""
         if not self._progress and not self._checkpoints:
             return []
-        notes = [self._checkpoints.popleft() for _ in range(len(self._checkpoints))]
+        ending = {done.cell for done in ended}
+        notes: list[Note] = []
+        for _ in range(len(self._checkpoints)):
+            run, note = self._checkpoints.popleft()
+            if run.ended and note.cell not in ending:
+                self.answered(note.number, "the run has ended")
+            else:
+                notes.append(note)
         latest = dict(self._progress.popleft() for _ in range(len(self._progress)))
-        return notes + [Note(cell, fraction) for cell, fraction in latest.items()]
+        going_on = {run.call.cell: fraction for run, fraction in latest.items() if not run.ended}
+        return notes + [Note(cell, fraction) for cell, fraction in going_on.items()]
 
     def answered(self, number: int, refusal: str) -> None:
         """What became of a checkpoint."""
