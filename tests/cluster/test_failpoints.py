@@ -34,6 +34,7 @@ LEFT_OUT = {
     "logs": "only reads",
     "occurrences": "only reads",
     "preview": "only reads",
+    "reports": "only reads",
     "found": "runs before any server does",
     "register": "a worker that registers twice is two workers, and the first one lapses",
     "drain": "setting one flag twice is setting it once",

@@ -16,6 +16,7 @@ from tocsin.cli import (
     job,
     key,
     pool,
+    report,
     run,
     schedule,
     schema,
@@ -40,7 +41,7 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key):
+for room in (job, run, report, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

@@ -357,6 +357,22 @@ def events(*, type: str | None = None, job: str | None = None, after: str | None
     return Call("GET", "/v1/events", _read_document, query=_given(type=type, job=job, after=after))
 
 
+# ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def get_report(
+    report: Literal["runs", "failures", "utilisation"],
+    *,
+    from_: datetime | str | None = None,
+    to: datetime | str | None = None,
+    by: str | None = None,
+    limit: int | None = None,
+) -> Call[Document]:
+    """What became of the runs of a stretch of time, the last day unless told, grouped by what `by` says."""
+    query = _given(from_=from_, to=to, by=by, limit=limit)
+    return Call("GET", _path("v1", "reports", report), _read_document, query=query)
+
+
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

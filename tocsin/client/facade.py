@@ -127,6 +127,8 @@ class Calls:
     open_circuit = Endpoint(calls.open_circuit)
     close_circuit = Endpoint(calls.close_circuit)
 
+    get_report = Endpoint(calls.get_report)
+
     list_dead = Listing(calls.list_dead)
     redrive_dead = Endpoint(calls.redrive_dead)
     discard_dead = Endpoint(calls.discard_dead)

@@ -19,6 +19,7 @@ from tocsin.model.access import PERMISSIONS
 from tocsin.model.calendars import Mode
 from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
+from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.node.server.replies import (
     Attempt,
@@ -27,6 +28,7 @@ from tocsin.node.server.replies import (
     Discarded,
     Event,
     Explanation,
+    FailuresOf,
     Job,
     Jobs,
     Key,
@@ -43,11 +45,14 @@ from tocsin.node.server.replies import (
     Pool,
     Problem,
     Redriven,
+    ReportOf,
     Rotated,
     Run,
+    RunsOf,
     SchedulePreview,
     Tenant,
     TenantInUse,
+    UtilisationOf,
     Version,
     Worker,
 )
@@ -80,6 +85,7 @@ from tocsin.wire import (
 Patch = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _PAGED = ("limit", "cursor")
+_REPORT = ("from", "to", "by", "limit")
 _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to")
 
 # Fields that decode and are refused as not supported yet: the document does not promise them.
@@ -237,6 +243,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/circuits/{name}/open"): _switch_circuit("Open a circuit until it is closed by hand"),
     ("POST", "/v1/circuits/{name}/close"): _switch_circuit("Close a circuit; what waited goes in growing waves"),
+    ("GET", "/v1/reports/runs"): Operation(
+        "Report what became of runs, how long they took and how late they began (also as text/csv)",
+        ReportOf[RunsOf],
+        query=_REPORT,
+    ),
+    ("GET", "/v1/reports/failures"): Operation(
+        "Report failures by class (also as text/csv)", ReportOf[FailuresOf], query=_REPORT
+    ),
+    ("GET", "/v1/reports/utilisation"): Operation(
+        "Report how busy workers, pools or tenants were (also as text/csv)", ReportOf[UtilisationOf], query=_REPORT
+    ),
     ("GET", "/v1/workers"): Operation("List workers", Page[Worker], query=_PAGED),
     ("GET", "/v1/workers/{id}"): Operation("Read a worker", Worker),
     ("POST", "/v1/workers/{id}/drain"): Operation("Let a worker finish what it has and leave", Worker),
@@ -274,11 +291,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 
 _STRING: dict[str, Any] = {"type": "string", "maxLength": 1024}
+_LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 500}
 _UUID: dict[str, Any] = {"type": "string", "format": "uuid"}
 _TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
 _NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,128}$"}
 _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
-    "limit": ("how many at most", {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}),
+    "limit": ("how many at most", {**_LIMIT, "default": 50}),
     "cursor": ("`next_cursor` of the page before", _STRING),
     "state": ("only those in this state", _STRING),
     "outcome": ("only those whose last attempt ended so", _STRING),
@@ -292,6 +310,21 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "to": ("only those made before this time", _TIME),
     "/v1/jobs/{id}/occurrences?from": ("instants from this one on; a day before `to` unless given", _TIME),
     "/v1/jobs/{id}/occurrences?to": ("instants before this one, a year later at most; now unless given", _TIME),
+    **{
+        name.format(kind): (text, schema)
+        for kind, groups in GROUPS.items()
+        for name, text, schema in (
+            ("/v1/reports/{}?from", "runs made at this time or later; a day before `to` unless given", _TIME),
+            ("/v1/reports/{}?to", "runs made before this time; now unless given", _TIME),
+            ("/v1/reports/{}?limit", "how many groups at most; 100 unless given", _LIMIT),
+            ("/v1/reports/{}?by", "what to group by", {"type": "string", "enum": list(groups), "default": groups[0]}),
+        )
+    },
+    "actor": ("only what this caller did: `key:` and the name of its key", _STRING),
+    "action": ("only this, such as job.create", _STRING),
+    "target": ("only what was done to this, such as `job:` and its id", _STRING),
+    "/v1/audit?from": ("only what was done at this time or later", _TIME),
+    "/v1/audit?to": ("only what was done before this time", _TIME),
     "mode": (
         "what becomes of occurrences on the days of an iCalendar file that is the body; skip unless given",
         {"type": "string", "enum": list(get_args(Mode))},

@@ -490,3 +490,60 @@ class NewKeyReply(Reply):
     name: str
     tenant: str
     key: str | None
+
+
+class RunsOf(Reply):
+    """What became of the runs of one group. `success_rate` is of those that succeeded, died or expired; durations and
+    start lags are of the attempts they ended with, right to 2.5 %."""
+
+    key: str
+    label: str | None
+    runs: int
+    succeeded: int
+    dead: int
+    cancelled: int
+    expired: int
+    skipped: int
+    success_rate: float | None
+    duration_p50_ms: float | None
+    duration_p95_ms: float | None
+    duration_p99_ms: float | None
+    start_lag_p50_ms: float | None
+    start_lag_p95_ms: float | None
+    start_lag_p99_ms: float | None
+
+
+class FailuresOf(Reply):
+    """Attempts of one group that failed, ran out of time or were lost; of how many runs, and how many of those died."""
+
+    key: str
+    label: str | None
+    failures: int
+    runs: int
+    dead: int
+    last_at: Instant
+    last_run_id: Id
+
+
+class UtilisationOf(Reply):
+    """How long attempts ran in one group, and what share that is of its slots' time. Null where nobody can tell: a
+    tenant has no slots, and a worker that is gone is remembered for a week."""
+
+    key: str
+    label: str | None
+    attempts: int
+    busy_seconds: float
+    capacity_seconds: float | None
+    utilisation: float | None
+
+
+class ReportOf(Reply, Generic[T]):
+    """A report on the runs that were made from `from` on, before `to`. `complete`: false if there were more than are
+    read for a report; then it is on the newest."""
+
+    report: Literal["runs", "failures", "utilisation"]
+    by: str
+    from_: Instant = field(name="from")
+    to: Instant
+    complete: bool
+    items: list[T]
