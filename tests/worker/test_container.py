@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tocsin.errors import SetupError
 from tocsin.worker.executors import Why, container, remote
-from tocsin.worker.executors.container import FENCE, OWNER, RUN, ContainerExecutor
+from tocsin.worker.executors.container import DEADLINE, FENCE, OWNER, RUN, ContainerExecutor
 from tocsin.worker.targets import ContainerTarget, Resources
 
 from .conftest import started, until
@@ -148,8 +148,12 @@ async def test_what_a_dead_worker_left_is_removed_and_nothing_else(executor: Con
     orphan, ours = attempt_of(dead, sh(DEAF), run_id="orphan"), attempt_of(executor, sh(WAIT), run_id="ours")
     await book_of(dead).line_of(orphan, "up")
     await book_of(executor).line_of(ours, "up")
+    labels = {OWNER: str(dead.owner), RUN: "labels-of-an-image", DEADLINE: "0"}
+    config = {"Image": IMAGE, "Cmd": ["true"], "Labels": labels}
+    stranger = await executor.docker.containers.create(config, name="stranger")
     await executor.open()
-    assert await names(executor) == {"tocsin-ours"}
+    assert await names(executor) == {"tocsin-ours", "stranger"}
+    await stranger.delete(force=True)
     assert (await book_of(dead).end_of(orphan))[:2] == ("failed", "engine")
     await dead.close()
     executor.stop(ours)

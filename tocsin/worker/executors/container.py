@@ -11,6 +11,7 @@ import contextlib
 import json
 import signal
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -92,13 +93,17 @@ class ContainerExecutor(RemoteExecutor):
         filters = json.dumps({"label": [OWNER]})
         removed = 0
         for found in await self.docker.containers.list(all="true", filters=filters):
-            labels = found["Labels"]
-            owner = Owner.parse(labels[OWNER])
-            if owner and is_orphan(owner, float(labels.get(DEADLINE, "inf")), here=self.owner, now=time.time()):
+            if self._is_orphan(found["Labels"], found["Names"]):
                 with contextlib.suppress(DockerError):  # somebody else sweeps, too
                     await found.delete(force=True, v=True)
                     removed += 1
         return removed
+
+    def _is_orphan(self, labels: dict[str, str], names: list[str]) -> bool:
+        owner, deadline = Owner.parse(labels[OWNER]), labels.get(DEADLINE, "")
+        # A label may also come from an image that somebody else runs; a name does not.
+        is_ours = f"/tocsin-{labels.get(RUN)}" in names and deadline.isdecimal()
+        return is_ours and owner is not None and is_orphan(owner, int(deadline), here=self.owner, now=time.time())
 
 
 class _Container(Remote):
@@ -110,6 +115,7 @@ class _Container(Remote):
         self._target: ContainerTarget = attempt.target
         self._name = f"tocsin-{attempt.run.run_id}"
         self._container: DockerContainer | None = None
+        self._pulls = False
         self._group: Group | None = None
         self._kills: int | None = 0
 
@@ -117,11 +123,10 @@ class _Container(Remote):
         try:
             self._container = container = await self._create()
             # Attached before it starts, so that its first line is not missed.
-            async with container.attach(stdout=True, stderr=True) as output:
+            async with _attached(container) as output:
                 self.begun = True
-                await self._look_at_limits(
-                    container
-                )  # podman has made its process by now, Docker makes it at the start
+                # podman has made its process by now; Docker makes it at the start.
+                await self._look_at_limits(container)
                 await container.start()
                 return await self._follow(container, output)
         except _NoImage as exc:
@@ -146,6 +151,9 @@ class _Container(Remote):
             except _TROUBLE as exc:
                 log.warning("a container cannot be removed yet", name=self._name, why=str(exc))
 
+    def waits_for(self) -> str:
+        return "its image is being pulled" if self._pulls else ""
+
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _create(self) -> DockerContainer:
@@ -166,12 +174,14 @@ class _Container(Remote):
                     raise _NoImage(exc.message) from exc
 
     async def _pull(self) -> None:
+        self._pulls = True
         try:
             await self._engine.docker.images.pull(self._target.image)
         except DockerError as exc:
             if exc.status == _UNREACHABLE:
                 raise
             raise _NoImage(exc.message) from exc
+        self._pulls = False
 
     async def _made_way(self) -> bool:
         """Remove an earlier attempt that has our name; False if that is not why no container could be made."""
@@ -280,6 +290,17 @@ class _Container(Remote):
         if code == 128 + signal.SIGKILL and self._kills is None:
             return Exit(code, "oom", "killed by SIGKILL, most likely because it used more memory than it was given")
         return exit_by_code(code)
+
+
+@contextlib.asynccontextmanager
+async def _attached(container: DockerContainer) -> AsyncIterator[Stream]:
+    output = container.attach(stdout=True, stderr=True)
+    await output.__aenter__()
+    try:
+        yield output
+    finally:
+        with contextlib.suppress(AssertionError, *_TROUBLE):  # aiodocker insists on a connection that may be gone
+            await output.close()
 
 
 class _NoImage(Exception):

@@ -104,8 +104,10 @@ class KubernetesExecutor(RemoteExecutor):
         removed = 0
         async for job in self.client.list(Job, namespace=namespace, labels=_MANAGED):  # type: ignore[arg-type]
             notes = (job.metadata and job.metadata.annotations) or {}
-            owner = Owner.parse(notes.get(OWNER, ""))
-            if owner and is_orphan(owner, float(notes.get(DEADLINE, "inf")), here=self.owner, now=time.time()):
+            owner, deadline = Owner.parse(notes.get(OWNER, "")), notes.get(DEADLINE, "")
+            if owner is None or not deadline.isdecimal():
+                continue
+            if is_orphan(owner, int(deadline), here=self.owner, now=time.time()):
                 await self.client.remove(job)
                 removed += 1
         return removed

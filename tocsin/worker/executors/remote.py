@@ -11,9 +11,9 @@ import contextlib
 import random
 import signal
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
@@ -73,8 +73,7 @@ class RemoteExecutor(Executor):
 
     async def kill_all(self, why: Why = LOST) -> None:
         for remote in self._under_way.values():
-            remote.lost = remote.lost or why
-            remote.killed.set()
+            remote.kill(why)
         if self._tasks:
             _, left = await asyncio.wait(set(self._tasks), timeout=KILL_PATIENCE)
             if left:
@@ -85,22 +84,22 @@ class RemoteExecutor(Executor):
             end = await remote.run()
         except Exception as exc:  # the slot must come free, whatever is wrong with us
             log.exception("an attempt could not be seen through", run=attempt.run.run_id)
-            end = attempt.finished("failed", error_class="worker", message=f"{type(exc).__name__}: {exc}")
+            message = f"{type(exc).__name__}: {exc}; whether it still runs is not known"
+            end = attempt.finished("failed", error_class="worker", message=message)
         del self._under_way[attempt]
         remote.sink.ended([(attempt, end)])
 
 
-class Remote:
+class Remote(ABC):
     """One attempt in an engine's hands."""
 
     def __init__(self, executor: RemoteExecutor, attempt: Attempt) -> None:
         self.attempt = attempt
-        self.lost: Why | None = None
-        self.killed = asyncio.Event()
         self.begun = False  # there may be something that hears a request to end
         self.enforced: dict[str, str | bool] = {}
         self.sink = executor.sink
-        self._asked = asyncio.Event()
+        self._asked, self._killed = asyncio.Event(), asyncio.Event()
+        self._lost: Why | None = None
         self._over = False
         self._limit = OutputLimit()
         self._splitters: dict[str, LineSplitter] = {}
@@ -121,11 +120,17 @@ class Remote:
         """Why it has not begun yet, if the engine has said so."""
         return ""
 
-    def stop(self, why: str) -> None:
+    def stop(self, why: Literal["cancelled", "timeout"]) -> None:
         """Ask it to end; after the grace it is killed."""
-        if not (self.attempt.stopping or self._over or self.killed.is_set()):
-            self.attempt.stopping = "timeout" if why == "timeout" else "cancelled"
+        if not (self.attempt.stopping or self._over or self._killed.is_set()):
+            self.attempt.stopping = why
             self._asked.set()
+
+    def kill(self, why: Why) -> None:
+        """End it at once, unless it has ended."""
+        if not self._over:
+            self._lost = self._lost or why
+            self._killed.set()
 
     async def run(self) -> Finished:
         """From its start to the proof of its end."""
@@ -133,7 +138,7 @@ class Remote:
         timer = asyncio.get_running_loop().call_later(self.attempt.run.timeout_ms / 1000, self.stop, "timeout")
         await self._until_over(work)
         timer.cancel()
-        self._over = True  # from here on a wish to stop comes too late
+        self._over = True  # from here on a wish to end it comes too late
         if not self.begun:
             await _cancel(work)
         await self.remove()
@@ -148,20 +153,20 @@ class Remote:
 
     async def _until_over(self, work: asyncio.Task[Exit]) -> None:
         """Until it has ended by itself, or may be removed by force."""
-        await _first(work, self._asked.wait, self.killed.wait)
-        if work.done() or self.killed.is_set():
+        await _first(work, self._asked.wait, self._killed.wait)
+        if work.done() or self._killed.is_set():
             return
         if self.begun:
             asking = asyncio.ensure_future(self.ask())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_GRACE):
-                    await _first(work, self.killed.wait)
+                    await _first(work, self._killed.wait)
             await _cancel(asking)
 
     def _finished(self, work: asyncio.Task[Exit]) -> Finished:
         attempt = self.attempt
-        if self.lost is not None:
-            return attempt.finished("lost", error_class=self.lost.error_class, message=self.lost.message)
+        if self._lost is not None:
+            return attempt.finished("lost", error_class=self._lost.error_class, message=self._lost.message)
         if not work.cancelled() and isinstance(work.exception(), Superseded):
             return attempt.finished("lost", error_class="lost", message="a later attempt of this run is under way here")
         if attempt.stopping == "timeout":
