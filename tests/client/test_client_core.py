@@ -126,9 +126,10 @@ class TestExchange:
 
 class TestPauses:
     def test_back_off_grows_to_its_limit_and_is_jittered(self) -> None:
-        retries, gone = Retries(attempts=99, first_pause=1, longest_pause=4), Unreachable("gone")
+        retries, gone = Retries(attempts=9999, first_pause=1, longest_pause=4), Unreachable("gone")
         assert [retries.pause(gone, n, 0.0) for n in (1, 2, 3, 4)] == [0.5, 1, 2, 2]
         assert [retries.pause(gone, n, 1.0) for n in (1, 2, 3, 4)] == [1, 2, 4, 4]
+        assert retries.pause(gone, 5000, 1.0) == 4
 
     def test_retry_after_is_obeyed(self) -> None:
         _, sent = play(calls.get_job("j"), answer(429, headers={"retry-after": "7"}), answer(200, {}))

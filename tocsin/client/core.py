@@ -142,7 +142,7 @@ class Retries:
         if attempt >= self.attempts or not _passing(problem):
             return None
         # Never quite zero: a repeat in the same instant meets the same trouble.
-        backoff = min(self.longest_pause, self.first_pause * 2.0 ** (attempt - 1)) * (0.5 + chance / 2)
+        backoff = min(self.longest_pause, self.first_pause * 2.0 ** min(attempt - 1, 60)) * (0.5 + chance / 2)
         asked = problem.retry_after if isinstance(problem, ApiError) else None
         if asked is None:
             return backoff

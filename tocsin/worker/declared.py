@@ -40,21 +40,22 @@ async def declare(jobs: list[Document], credentials: Credentials | None) -> None
         log.warning("the jobs of the module are not made: no TOCSIN_KEY is known", jobs=[job["name"] for job in jobs])
         return
     headers = {"Authorization": f"Bearer {credentials.key}"}
-    async with aiohttp.ClientSession(base_url=credentials.url, headers=headers, timeout=_TIMEOUT) as session:
+    async with aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT) as session:
+        api = _Api(session, credentials.url)
         try:
             for job in jobs:
-                await _make(session, job)
-            await _name_strays(session, jobs)
+                await _make(api, job)
+            await _name_strays(api, jobs)
         except ApiError as refused:
             if refused.status not in _NOT_ALLOWED:
                 raise
             log.warning("the jobs of the module are not made: TOCSIN_KEY must be an editor's", why=str(refused))
 
 
-async def _make(session: aiohttp.ClientSession, job: Document) -> None:
+async def _make(api: _Api, job: Document) -> None:
     _check(job)
     try:
-        made = await _send(session, calls.put_job(job["name"], job))
+        made = await api.send(calls.put_job(job["name"], job))
     except ApiError as refused:
         if refused.status in _NOT_ALLOWED:
             raise
@@ -75,43 +76,52 @@ def _check(job: Document) -> None:
         raise SetupError(f"the job {job['name']} is declared to run once: submit it then, with .submit_at(…)")
 
 
-async def _name_strays(session: aiohttp.ClientSession, jobs: list[Document]) -> None:
+async def _name_strays(api: _Api, jobs: list[Document]) -> None:
     """Say which jobs of these apps are declared no more. They stay: another worker may well declare them still."""
     declared = {job["name"] for job in jobs}
     for app in {job["tags"][APP_TAG] for job in jobs if APP_TAG in job.get("tags", {})}:
-        stray = [name for name in await _names(session, app) if name not in declared]
+        stray = [name for name in await _names(api, app) if name not in declared]
         if stray:
             log.warning("jobs of this app that it does not declare; `tocsin job cancel` ends one", app=app, jobs=stray)
 
 
-async def _names(session: aiohttp.ClientSession, app: str) -> Iterable[str]:
+async def _names(api: _Api, app: str) -> Iterable[str]:
     found: list[str] = []
     for state in ("active", "paused"):
         call: Call[Any] | None = calls.list_jobs(tag=f"{APP_TAG}:{app}", state=state, limit=500)
         while call is not None:
-            page = await _send(session, call)
+            page = await api.send(call)
             found += [job["name"] for job in page.items]
             call = next_page(call, page)
     return found
 
 
-async def _send(session: aiohttp.ClientSession, call: Call[T]) -> T:
-    flow = exchange(call, _RETRIES)
-    request = next(flow)
-    while True:
+class _Api:
+    """The API as a client knows it, over the worker's own HTTP library."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+
+    async def send(self, call: Call[T]) -> T:
+        """Send one call, until the server answers it."""
+        flow = exchange(call, _RETRIES)
+        request = next(flow)
+        while True:
+            try:
+                request = flow.send(await self._deliver(request))
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    async def _deliver(self, request: Request) -> Answer | Unreachable:
+        await asyncio.sleep(request.pause)
+        url = f"{self._url}{request.path}"
         try:
-            request = flow.send(await _deliver(session, request))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-
-async def _deliver(session: aiohttp.ClientSession, request: Request) -> Answer | Unreachable:
-    await asyncio.sleep(request.pause)
-    try:
-        async with session.request(
-            request.method, request.path, params=request.query, data=request.content, headers=request.headers
-        ) as reply:
-            headers = {name.lower(): value for name, value in reply.headers.items()}
-            return Answer(reply.status, headers, await reply.read())
-    except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (differs before 3.11)
-        return Unreachable(f"{type(error).__name__}: {error}")
+            async with self._session.request(
+                request.method, url, params=request.query, data=request.content, headers=request.headers
+            ) as reply:
+                headers = {name.lower(): value for name, value in reply.headers.items()}
+                return Answer(reply.status, headers, await reply.read())
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (differs before 3.11)
+            problem = Unreachable(f"{type(error).__name__}: {error}")
+            log.warning("the server does not answer; the module's jobs are still to be made", why=str(problem))
+            return problem
