@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -200,6 +201,15 @@ def test_every_kind_of_parameter_is_filled() -> None:
     assert called(1, b=2, d=4) == (1, 2, (), 3, {"d": 4})
     assert called(a=1, b=2, c=5) == (1, 2, (), 5, {})
     assert called(1, 2, "x", "y", c=4, z=1) == (1, 2, ("x", "y"), 4, {"z": 1})
+
+
+def test_paths_are_strings_in_json_and_other_classes_are_nothing() -> None:
+    def call(path: Path, host: Host | None = None) -> None: ...
+
+    assert fill(call, "a/b")[1] == {"path": Path("a/b")}
+    for kwargs in ({"path": 3}, {"path": "a", "host": "b"}):
+        with pytest.raises(BadArguments, match=r"Expected `(Path|Host)"):
+            fill(call, **kwargs)
 
 
 def test_annotations_that_cannot_be_checked_take_anything() -> None:

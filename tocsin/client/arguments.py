@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ class Arguments:
             return args, kwargs
         given = self._by_name(args, kwargs)
         try:
-            read = msgspec.convert(given, self._shape)
+            read = msgspec.convert(given, self._shape, dec_hook=_of_other_kinds)
         except msgspec.ValidationError as error:
             raise BadArguments(_in_our_words(str(error))) from None
         filled = {name: value for name in self._names if (value := getattr(read, name)) is not UNSET}
@@ -67,6 +68,13 @@ class Arguments:
         if twice := given.keys() & kwargs.keys():
             raise BadArguments(f"given twice, by position and by name: {', '.join(sorted(twice))}")
         return {**given, **kwargs}
+
+
+def _of_other_kinds(kind: type, value: Any) -> Any:
+    """What msgspec does not know by itself: paths are strings in JSON; of anything else there is no JSON."""
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
 
 
 def _in_our_words(text: str) -> str:
