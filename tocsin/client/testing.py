@@ -1,7 +1,7 @@
 """`app.testing()`: jobs in the process of a test, without a server, on a clock that the test moves.
 
 The rules are the server's own (schedules, retries, arguments); what it takes a fleet to have is left out: runs take no
-time, so nothing overlaps, waits for a limit, times out or is lost.
+time, so nothing overlaps, waits for a limit, times out or is lost. Nor are the server's calendars known here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import itertools
 import random
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -193,11 +193,7 @@ class Testing:
 
     def _play(self, until: datetime) -> list[Document]:
         played: dict[str, Document] = {}
-        for _ in range(_MOST_ATTEMPTS):
-            run = self._next(until)
-            if run is None:
-                return list(played.values())
-            played[run.document["id"]] = run.document
+        for run in self._due(until, played):
             try:
                 result = self._invoke(run)
                 if inspect.iscoroutine(result):
@@ -207,15 +203,11 @@ class Testing:
                 self._fail(run, meaning(exc), str(exc))
             else:
                 self._succeed(run, result)
-        raise RuntimeError(f"{_MOST_ATTEMPTS:,} attempts in one move of the clock: does a job submit itself for ever?")
+        return list(played.values())
 
     async def _play_async(self, until: datetime) -> list[Document]:
         played: dict[str, Document] = {}
-        for _ in range(_MOST_ATTEMPTS):
-            run = self._next(until)
-            if run is None:
-                return list(played.values())
-            played[run.document["id"]] = run.document
+        for run in self._due(until, played):
             try:
                 if run.job.function.is_async:
                     result = await self._invoke(run)
@@ -225,6 +217,16 @@ class Testing:
                 self._fail(run, meaning(exc), str(exc))
             else:
                 self._succeed(run, result)
+        return list(played.values())
+
+    def _due(self, until: datetime, played: dict[str, Document]) -> Iterator[_TestRun]:
+        """One run after the other as they fall due, also those that come of the ones before."""
+        for _ in range(_MOST_ATTEMPTS):
+            run = self._next(until)
+            if run is None:
+                return
+            played[run.document["id"]] = run.document
+            yield run
         raise RuntimeError(f"{_MOST_ATTEMPTS:,} attempts in one move of the clock: does a job submit itself for ever?")
 
     def _next(self, until: datetime) -> _TestRun | None:
