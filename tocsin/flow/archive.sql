@@ -1,0 +1,109 @@
+-- Run as the owner, one archivist at a time. What reads files runs in DuckDB.
+
+-- :name take_turn
+select pg_try_advisory_lock(hashtext('tocsin.archive'))
+
+-- :name days
+-- Tables of days before $1, attached or not, the oldest first.
+select c.relname::text as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day, i.inhrelid is not null as attached,
+       coalesce(i.inhdetachpending, false) as pending, d.day is not null as archived
+  from pg_class c
+  left join pg_inherits i on i.inhrelid = c.oid
+  left join archived_days d on d.day = to_date(right(c.relname, 8), 'YYYYMMDD')
+ where c.relnamespace = 'tocsin'::regnamespace and c.relkind = 'r' and c.relname ~ '^history_[0-9]{8}$'
+   and to_date(right(c.relname, 8), 'YYYYMMDD') < $1
+ order by c.relname
+
+-- :name live
+-- Whether a run of the day is still to end: then its rows are not all there. $1, $2: its bounds.
+select exists (select from runs where id >= $1::uuid and id < $2::uuid)
+
+-- :name tenants
+select t.id from tenants t
+ cross join lateral (
+        select from history h where h.tenant_id = t.id and h.run_id >= $1::uuid and h.run_id < $2::uuid limit 1) h
+ order by t.id
+
+-- :name part_end
+-- Where a part of $4 rows or a little more ends that begins at $2, null if the day is over before: a run is in one part.
+select h.run_id::text from history h
+ where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid
+ order by h.run_id, h.attempt
+offset $4
+ limit 1
+
+-- :name rows
+-- In the order of COLUMNS. What is known of the job is written beside the run, for the job may go.
+select h.tenant_id, h.run_id, h.attempt, h.job_id, j.name, j.pool, h.job_version, h.final, h.state, h.outcome, h.reason,
+       h.count, h.fence, h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.first_for at time zone 'UTC',
+       h.scheduled_for at time zone 'UTC', h.ready_at at time zone 'UTC', h.started_at at time zone 'UTC',
+       h.finished_at at time zone 'UTC', h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args,
+       h.tags::text, h.origin_run_id
+  from history h
+  left join lateral (
+        select j.name, l.pool from jobs j join lanes l on l.id = j.lane_id
+         where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
+ where h.tenant_id = $1::int and h.run_id >= $2::uuid and h.run_id < $3::uuid
+ order by h.run_id, h.attempt
+
+-- :name line
+-- All that a row says, as one text that both databases write alike.
+concat_ws('|', run_id, attempt, job_id, job_version, final::int, state, coalesce(outcome, '~'), coalesce(reason, '~'),
+          count, fence, trigger, priority, failures, losses, max_attempts, coalesce(first_for, -1), scheduled_for, ready_at,
+          coalesce(started_at, -1), finished_at, coalesce(worker_id::text, '~'), coalesce(exit_code, -1),
+          coalesce(error_class, '~'), coalesce(error, '~'), coalesce(usage, '~'), coalesce(result, '~'),
+          coalesce(args, '~'), coalesce(tags, '~'), coalesce(origin_run_id::text, '~'))
+
+-- :name proof
+-- Of the rows of a part: how many, and the sum of their digests.
+select count(*) as rows, sum(('x' || left(md5(
+-- :include line
+), 15))::bit(60)::bigint)::text as digest
+  from (select run_id::text, attempt, job_id::text, job_version, final, state, outcome, reason, count, fence, trigger,
+               priority, failures, losses, max_attempts, (extract(epoch from first_for) * 1000000)::bigint as first_for,
+               (extract(epoch from scheduled_for) * 1000000)::bigint as scheduled_for,
+               (extract(epoch from ready_at) * 1000000)::bigint as ready_at,
+               (extract(epoch from started_at) * 1000000)::bigint as started_at,
+               (extract(epoch from finished_at) * 1000000)::bigint as finished_at,
+               worker_id, exit_code, error_class, error, usage, result, args, tags::text, origin_run_id
+          from history h
+         where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid) h
+
+-- :name proof_of_file
+select count(*) as rows, sum(('0x' || left(md5(
+-- :include line
+), 15))::bigint)::hugeint::text as digest
+  from (select run_id::text as run_id, attempt, job_id::text as job_id, job_version, final, state, outcome, reason, count,
+               fence, trigger, priority, failures, losses, max_attempts, epoch_us(first_for) as first_for,
+               epoch_us(scheduled_for) as scheduled_for, epoch_us(ready_at) as ready_at,
+               epoch_us(started_at) as started_at, epoch_us(finished_at) as finished_at,
+               worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id
+          from read_parquet($FILES)) h
+
+-- :name add_file
+insert into archives (tenant_id, day, object, rows, bytes, checksum) values ($1, $2, $3, $4, $5, $6)
+    on conflict do nothing
+
+-- :name forget_files
+-- Of a try that did not come to an end. What they named is written again under the same names, or lies there unread.
+delete from archives a where a.day = $1 and not exists (select from archived_days d where d.day = a.day)
+
+-- :name turn_cold
+-- From this commit on the day is read from its files. All of it must be there.
+insert into archived_days (day)
+select $1
+ where (select coalesce(sum(a.rows), 0) from archives a where a.day = $1)
+     = (select count(*) from history h where h.run_id >= $2::uuid and h.run_id < $3::uuid)
+returning day
+
+-- :name detach
+alter table history detach partition $NAME concurrently
+
+-- :name finalize
+alter table history detach partition $NAME finalize
+
+-- :name drop
+drop table if exists $NAME
+
+-- :name mark_gone
+update archived_days set gone_at = now() where day = $1 and gone_at is null

@@ -1,0 +1,168 @@
+"""Parquet files: written from CSV, and read by SQL from object storage; the only module that knows DuckDB.
+
+DuckDB is loaded when the first file is read, works in threads of its own within bounds of memory and time, and is given
+the files one by one: it never lists, and never looks for anything elsewhere. Files of a store behind a URL are copied
+to a folder first, where those that were used last stay for the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from tocsin.errors import Contention, Unavailable
+from tocsin.store.db import Sql
+from tocsin.store.objects import ObjectStore
+
+SQL = Sql(__file__)
+_THREADS = 2  # queries at a time; each is bound to one core
+_MEMORY = "256MB"
+_SECONDS = 15.0  # a query may take, as one of the database
+_KEPT_BYTES = 1 << 30  # of copies
+_KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
+_CONFIG = {
+    "threads": 1,
+    "memory_limit": _MEMORY,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+}
+
+
+class File(NamedTuple):
+    """A file in object storage, as the catalogue has it."""
+
+    object: str
+    bytes: int
+    checksum: bytes
+
+
+class Parquet:
+    """Writes and reads files of Parquet."""
+
+    def __init__(self, objects: ObjectStore, folder: Path) -> None:
+        self._objects = objects
+        self._folder = folder
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="parquet")
+        self._engine: Any = None
+
+    def close(self) -> None:
+        """Begin no more queries; those under way end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def query(self, sql: str, files: Sequence[File], *args: Any) -> list[dict[str, Any]]:
+        """Rows of a statement, in which `$FILES` stands for the files. Times are UTC."""
+        paths = [str(await self._at_hand(file)) for file in files]
+        # Our own paths, never a caller's words; quoted all the same.
+        listed = "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
+        return await self._in_thread(sql.replace("$FILES", listed), args)
+
+    async def _in_thread(self, sql: str, args: Sequence[Any]) -> list[dict[str, Any]]:
+        cursors: list[Any] = []
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, cursors, sql, args)
+        try:
+            return await asyncio.wait_for(asyncio.shield(asked), _SECONDS)
+        except TimeoutError:
+            raise Contention("reading the archive took too long; ask for less", code="archive_slow") from None
+        finally:
+            # Who no longer waits lets nobody work for him.
+            if not asked.done():
+                asked.cancel()
+                for cursor in cursors:
+                    cursor.interrupt()
+
+    def _ask(self, cursors: list[Any], sql: str, args: Sequence[Any]) -> list[dict[str, Any]]:
+        import duckdb
+
+        if self._engine is None:
+            # Two threads that do so at once make one too many, which is let go.
+            self._engine = duckdb.connect(":memory:", config=_CONFIG)
+        cursor = self._engine.cursor()
+        cursors.append(cursor)
+        try:
+            cursor.execute(sql, list(args))
+            if cursor.description is None:
+                return []
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, map(_aware, row), strict=True)) for row in cursor.fetchall()]
+        except duckdb.Error as error:
+            raise Unavailable(f"the archive cannot be read: {error}", code="archive_unavailable") from error
+        finally:
+            cursor.close()
+
+    async def _at_hand(self, file: File) -> Path:
+        """The file on this machine."""
+        own = self._objects.file(file.object)
+        if own is not None:
+            return own
+        copy = self._folder / f"{file.checksum.hex()}.parquet"
+        if not await asyncio.to_thread(_touch, copy):
+            data = await self.fetch(file)
+            await asyncio.to_thread(self._keep, copy, data)
+        return copy
+
+    async def fetch(self, file: File) -> bytes:
+        """The bytes of a file, which are those that were stored."""
+        data = await self._objects.get(file.object, 0, file.bytes)
+        if hashlib.sha256(data).digest() != file.checksum:
+            raise Unavailable(f"{file.object} is not what was archived", code="archive_damaged")
+        return data
+
+    def _keep(self, copy: Path, data: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        kept = sorted((found.stat().st_mtime, found.stat().st_size, found) for found in self._folder.glob("*.parquet"))
+        room = _KEPT_BYTES - len(data) - sum(size for _, size, _ in kept)
+        for used, size, found in kept:
+            if room >= 0 or used > time.time() - _KEPT_SECONDS:
+                break
+            found.unlink(missing_ok=True)
+            room += size
+        part = copy.with_suffix(f".{os.getpid()}.{id(data)}")
+        part.write_bytes(data)
+        part.replace(copy)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def write(self, rows: Path, columns: Mapping[str, str]) -> bytes:
+        """A file of rows that PostgreSQL wrote as CSV, with `\\N` for null; they go. The same rows make the same
+        bytes."""
+        types = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items()) + "}"
+        made = rows.with_suffix(".parquet")
+        sql = SQL["write"].replace("$COLUMNS", types).replace("$FROM", str(rows)).replace("$TO", str(made))
+        await self._in_thread(sql, [])
+        await asyncio.to_thread(rows.unlink)
+        return await asyncio.to_thread(made.read_bytes)
+
+    async def query_stored(self, sql: str, file: File) -> list[dict[str, Any]]:
+        """The same as `query`, of what the store has, not of a copy."""
+        data = await self.fetch(file)
+        with tempfile.NamedTemporaryFile(prefix="tocsin-proof-", suffix=".parquet") as back:
+            await asyncio.to_thread(_fill, back, data)
+            return await self._in_thread(sql.replace("$FILES", f"['{back.name}']"), [])
+
+
+def _fill(file: IO[bytes], data: bytes) -> None:
+    file.write(data)
+    file.flush()
+
+
+def _touch(copy: Path) -> bool:
+    """Whether there is such a copy; it was just used, then."""
+    try:
+        os.utime(copy)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _aware(value: Any) -> Any:
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
