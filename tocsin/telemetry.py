@@ -44,7 +44,9 @@ CIRCUITS_OPEN = Gauge("tocsin_circuits_open", "Circuits that are open or half op
 CIRCUIT_TRANSITIONS = Counter(
     "tocsin_circuit_transitions", "Circuits that came into another state, by state.", ["state"], registry=REGISTRY
 )
+TAILERS = Gauge("tocsin_log_tailers", "Logs that are followed live.", registry=REGISTRY)
 LISTENERS = Gauge("tocsin_events_listeners", "Open streams of events.", registry=REGISTRY)
+)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 XMIN_AGE = Gauge(
     "tocsin_pg_xmin_age_seconds",

@@ -5,7 +5,6 @@ from typing import Any
 
 from scripted import Reply, Script, Tocsin
 
-from tocsin.cli import run as run_commands
 from tocsin.cli.run import follow_logs
 from tocsin.client import Client
 
@@ -114,49 +113,35 @@ def test_a_log_as_json_and_with_times(script: Script, tocsin: Tocsin) -> None:
     assert tocsin("run", "logs", RUN_ID, "-t").stdout.startswith("2026-12-01 ")
 
 
-def test_following_ends_with_the_run(script: Script) -> None:
-    states = [run("staged", 0), run("running", 1), run("staged", 1), run("running", 2), run("succeeded", 2)]
-    script.on("GET", RUN, *states)
+def tail(*events: tuple[str, dict[str, Any]]) -> Reply:
+    words = []
+    for kind, data in events:
+        id_ = f"id: {data['attempt']}.{data['seq']}\n" if kind == "line" else ""
+        words.append(f"{id_}event: {kind}\ndata: {json.dumps(data)}\n\n")
+    return Reply(200, "".join(words).encode(), {"Content-Type": "text/event-stream"})
+
+
+def test_following_ends_with_the_run_and_goes_on_where_it_broke(script: Script) -> None:
+    first, second = line(1, "first try") | {"attempt": 1}, line(1, "second try") | {"attempt": 2}
     script.on(
         "GET",
-        f"{RUN}/logs",
-        lines(line(0, "first try")),
-        lines(),
-        lines(line(1, "its last word")),
-        lines(line(0, "second try")),
-        lines(line(1, "done")),
+        f"{RUN}/logs/stream",
+        tail(("line", first), ("end", {"reason": "leaving"})),
+        tail(("line", second), ("over", {"state": "succeeded"})),
     )
-    waits: list[float] = []
     with Client() as client:
-        told = [found["text"] for found in follow_logs(client, RUN_ID, wait=waits.append)]
-    assert told == ["first try", "its last word", "second try", "done"]
-    assert len(waits) == len(states) - 1
-    asked = [a.query for a in script.asked if a.path.endswith("/logs")]
-    assert asked == [
-        {"attempt": "1"},
-        {"attempt": "1", "after": "0"},
-        {"attempt": "1", "after": "0"},
-        {"attempt": "2"},
-        {"attempt": "2", "after": "0"},
-    ]
+        told = [found["text"] for found in follow_logs(client, RUN_ID, attempt=None, stream="stdout")]
+    assert told == ["first try", "second try"]
+    assert [a.query for a in script.asked] == [{"stream": "stdout"}] * 2
+    assert script.asked[1].headers["last-event-id"] == "1.1"
 
 
-def test_following_one_attempt_ends_with_it(script: Script) -> None:
-    script.on("GET", RUN, run("running", 1), run("running", 2))
-    script.on("GET", f"{RUN}/logs", lines(line(0, "a")), lines(line(1, "b")))
-    with Client() as client:
-        told = [found["text"] for found in follow_logs(client, RUN_ID, attempt=1, wait=lambda _: None)]
-    assert told == ["a", "b"]
-
-
-def test_following_by_command(script: Script, tocsin: Tocsin, monkeypatch: Any) -> None:
-    monkeypatch.setattr(run_commands, "FOLLOW_SECONDS", 0.01)
-    script.on("GET", RUN, run("running"), run("succeeded"))
-    script.on("GET", f"{RUN}/logs", lines(line(0, "a")), lines(line(1, "b")))
-    assert tocsin("run", "logs", "-f", RUN_ID).stdout == "a\nb\n"
-    assert [json.loads(text) for text in tocsin("run", "logs", "-f", RUN_ID, "--json").stdout.splitlines()] == [
-        line(1, "b")
-    ]
+def test_following_by_command(script: Script, tocsin: Tocsin) -> None:
+    evil = line(1, "a\x1b]0;title\x07 \x1b[2Jb") | {"attempt": 1}
+    script.on("GET", f"{RUN}/logs/stream", tail(("line", evil), ("over", {"state": "dead"})))
+    assert tocsin("run", "logs", "-f", RUN_ID).stdout == "a b\n"
+    [told] = tocsin("run", "logs", "-f", RUN_ID, "--json").stdout.splitlines()
+    assert json.loads(told) == evil and "\x1b" not in told
 
 
 def test_cancel_and_retry(script: Script, tocsin: Tocsin) -> None:

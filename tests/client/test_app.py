@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -295,9 +296,11 @@ class Host:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
+        self.about: list[str] = []
 
-    def emit(self, level: str, text: str) -> None:
+    def emit(self, level: str, text: str, about: str = "") -> None:
         self.lines.append((level, text))
+        self.about.append(about)
 
 
 def test_log_lines_take_values_by_name_and_by_place() -> None:
@@ -307,6 +310,10 @@ def test_log_lines_take_values_by_name_and_by_place() -> None:
     log.warning("%d%% of %s", 50, "it", why="100%")
     log.debug("plain")
     log.log(logging.ERROR, "at %s", "a level", n=1)
+    log.getChild("db").getChild("pool").info("named")
+    assert json.loads(host.about[0])["fields"] | {"rows": 3} == json.loads(host.about[0])["fields"]
+    assert host.about[2] == "" and json.loads(host.about.pop())["logger"] == "db.pool"
+    assert host.lines.pop() == ("info", "named")
     try:
         raise KeyError("gone")
     except KeyError:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tocsin import wire
 from tocsin.clock import iso
+from tocsin.model.loglines import parted
 
 _pack = msgspec.msgpack.encode
 
@@ -137,7 +138,7 @@ class Gateway:
         return found
 
     def text_of(self, run: wire.ClaimedRun, stream: str | None = None) -> list[str]:
-        return [line[3] for line in self.log_lines.get(run.run_id, []) if stream in (None, line[1])]
+        return [parted(line[3])[0] for line in self.log_lines.get(run.run_id, []) if stream in (None, line[1])]
 
     async def order_at_once(self, *, drain: bool = False) -> None:
         """Tell whoever listens of the orders there are."""

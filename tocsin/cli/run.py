@@ -1,8 +1,7 @@
 """`tocsin run`: list, show, explain, logs, cancel, retry."""
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -36,14 +35,11 @@ from tocsin.cli.shared import (
     tag_filter,
 )
 from tocsin.cli.text import length, local, milliseconds, pairs, plain, relative, when
-from tocsin.model.states import FINAL
 
 if TYPE_CHECKING:
     from tocsin.client.sync import Client
 
 app = noun("See what ran, runs and will run; stop it or run it again.")
-
-FOLLOW_SECONDS = 0.5
 
 
 def why(run: Document) -> str:
@@ -235,25 +231,13 @@ def follow_logs(
     *,
     attempt: int | None = None,
     stream: str | None = None,
-    wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[Document]:
     """Lines as they come, attempt after attempt, until the run (or the one attempt) has ended."""
-    current, after = attempt or 1, None
-    while True:
-        # The state is read before the lines: what was written before the end is then sure to be among them.
-        run = client.get_run(run_id)
-        newest = int(run.get("attempt") or 0)
-        last = newest if attempt is None else min(newest, attempt)
-        while current <= last:
-            for line in client.logs(run_id, attempt=current, stream=stream, after=after):
-                after = line["seq"]
-                yield line
-            if current == last:
-                break
-            current, after = current + 1, None
-        if run["state"] in FINAL or newest > last:
+    for event in client.tail_logs(run_id, attempt=attempt, stream=stream):
+        if event.kind == "over":
             return
-        wait(FOLLOW_SECONDS)
+        if event.kind == "line":
+            yield event.data
 
 
 @app.command()

@@ -349,6 +349,17 @@ def logs(
     return _list("v1", "runs", run_id, "logs", attempt=attempt, stream=stream, after=after, limit=limit)
 
 
+def tail_logs(
+    run_id: str, *, attempt: int | None = None, stream: str | None = None, after: str | None = None
+) -> Call[Document]:
+    """Log lines as they come, of all attempts unless one is named: events `line`, and `over` when the run has ended.
+
+    `after`: go on behind the line with this id (`event.id`).
+    """
+    path = _path("v1", "runs", run_id, "logs", "stream")
+    return Call("GET", path, _read_document, query=_given(attempt=attempt, stream=stream, after=after))
+
+
 def events(*, type: str | None = None, job: str | None = None, after: str | None = None) -> Call[Document]:
     """Changes of runs and jobs as they are committed, without end; a connection that breaks is taken up again.
 

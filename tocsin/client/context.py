@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+from tocsin.model.loglines import about
+
 _LOOK_UP = 0.2  # seconds; a thread is interrupted between two instructions, and none is run while it waits
 
 
@@ -38,8 +40,8 @@ class Saving:
 class Host(Protocol):
     """Whoever calls the function: a worker's runner, or `app.testing()`."""
 
-    def emit(self, level: str, text: str) -> None:
-        """A record for the run's log."""
+    def emit(self, level: str, text: str, about: str = "") -> None:
+        """A record for the run's log; `about`: its logger and fields, as `loglines.about` writes them."""
 
     def keep(self, state: Any) -> Saving:
         """Keep a checkpoint."""
@@ -167,7 +169,7 @@ def in_async_code() -> bool:
 class _Nowhere:
     """Nobody listens: a context made by hand, to call a function directly."""
 
-    def emit(self, level: str, text: str) -> None:
+    def emit(self, level: str, text: str, about: str = "") -> None:
         logging.getLogger("tocsin.run").log(logging.getLevelName(level.upper()), text)
 
     def keep(self, state: Any) -> Saving:
@@ -192,12 +194,20 @@ class _Nowhere:
 # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_ABOUT = "tocsin_about"  # of a record: its logger and fields
+
+
 class RunLogger(logging.Logger):
     """A `logging.Logger` whose calls also take values by name: `info("rendering", region="eu")`."""
 
-    def __init__(self, run_id: str, host: Host) -> None:
+    def __init__(self, run_id: str, host: Host, called: str = "") -> None:
         super().__init__(f"tocsin.run.{run_id}", logging.DEBUG)
+        self._run_id, self._host, self._called = run_id, host, called
         self.addHandler(_RunHandler(host))
+
+    def getChild(self, suffix: str) -> RunLogger:
+        """A logger whose lines carry this name, for a part of the work: `ctx.log.getChild("db")`."""
+        return RunLogger(self._run_id, self._host, f"{self._called}.{suffix}".strip("."))
 
     def debug(self, msg: object, *args: object, **fields: Any) -> None:
         """Detail, for whoever looks for a fault."""
@@ -231,6 +241,9 @@ class RunLogger(logging.Logger):
         if not self.isEnabledFor(level):
             return
         known = {name: fields.pop(name) for name in ("exc_info", "extra", "stack_info", "stacklevel") if name in fields}
+        told = about(self._called, fields)
+        if told:
+            known["extra"] = {**(known.get("extra") or {}), _ABOUT: told}
         if fields:
             named = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
             # With arguments the text is a format, in which what is added must stand for itself.
@@ -252,6 +265,6 @@ class _RunHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._host.emit(record.levelname.lower(), self.format(record))
+            self._host.emit(record.levelname.lower(), self.format(record), getattr(record, _ABOUT, ""))
         except Exception:
             self.handleError(record)

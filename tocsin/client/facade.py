@@ -107,6 +107,7 @@ class Calls:
     cancel_run = Endpoint(calls.cancel_run)
     retry_run = Endpoint(calls.retry_run)
     logs = Listing(calls.logs)
+    tail_logs = Following(calls.tail_logs)
     events = Following(calls.events)
 
     put_calendar = Endpoint(calls.put_calendar)
@@ -126,6 +127,7 @@ class Calls:
     put_circuit = Endpoint(calls.put_circuit)
     open_circuit = Endpoint(calls.open_circuit)
     close_circuit = Endpoint(calls.close_circuit)
+
 
     get_report = Endpoint(calls.get_report)
 

@@ -298,7 +298,7 @@ class _TestHost:
         self._testing, self._run = testing, run
         self._stop = threading.Event()
 
-    def emit(self, level: str, text: str) -> None:
+    def emit(self, level: str, text: str, about: str = "") -> None:
         self._run.log.append((level, text))
 
     def keep(self, state: Any) -> Saving:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-import zstandard
-
-from tocsin.clock import EPOCH, iso
 from tocsin.errors import Conflict
-from tocsin.model.access import Identity
+from tocsin.flow.shared.segments import pack, shown, unpack
 from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
@@ -19,10 +15,9 @@ from tocsin.telemetry import LOG_LINES_CUT
 from tocsin.wire import LogChunk, LogLine
 
 SQL = Sql(__file__)
-_LINES = msgspec.msgpack.Decoder(list[LogLine])
 _MOST_LINE = 65_536
 _MOST_CHUNKS = 64
-_LATEST = 32_000_000_000.0  # a worker's clock may say anything; the year 2984 is late enough
+_MOST_READ = 262_144  # characters in one answer
 
 
 class _Fresh(NamedTuple):
@@ -98,7 +93,7 @@ def _segment(key: str, fresh: list[_Fresh], used: Counter[int]) -> tuple[list[tu
         if room is not None:
             lines = _within(lines, room - used[tenant_id])
             used[tenant_id] += sum(len(line[3].encode()) for line in lines)
-        frame = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(lines))
+        frame = pack(lines)
         # All lines are counted, those too that were cut: the worker goes on behind them.
         rows.append((tenant_id, chunk.run_id, chunk.attempt, first_line, len(new), key, position, len(frame)))
         parts.append(frame)
@@ -117,35 +112,54 @@ def _within(lines: list[LogLine], room: int) -> list[LogLine]:
     return lines
 
 
+class Lines(NamedTuple):
+    """Lines of an attempt, oldest first, and the seq of the last one that was looked at."""
+
+    attempt: int
+    items: list[dict[str, Any]]
+    upto: int
+    more: bool  # there may be more now
+
+
 async def read(
     db: Database,
     objects: ObjectStore,
-    who: Identity,
+    tenant_id: int,
     run_id: str,
     attempt: int | None,
     stream: str | None,
     after: int,
     limit: int,
-) -> tuple[list[dict[str, Any]], int | None]:
-    """Lines with seq > `after`, oldest first, of the latest attempt that has any unless one is named; and where to go
-    on reading, if there may be more."""
-    async with db.tenant(who.tenant_id, "logs") as connection:
+) -> Lines:
+    """Lines with seq > `after`, of the latest attempt that has any unless one is named: `limit` of them, or fewer if
+    they are long."""
+    async with db.tenant(tenant_id, "logs") as connection:
         if attempt is None:
-            attempt = await connection.fetchval(SQL["last_attempt"], who.tenant_id, run_id) or 1
-        chunks = await connection.fetch(SQL["chunks"], who.tenant_id, run_id, attempt, after, _MOST_CHUNKS)
-    out: list[dict[str, Any]] = []
+            attempt = await connection.fetchval(SQL["last_attempt"], tenant_id, run_id) or 1
+        chunks = await connection.fetch(SQL["chunks"], tenant_id, run_id, attempt, after, _MOST_CHUNKS)
+    items: list[dict[str, Any]] = []
+    size = 0
     for chunk in chunks:
         frame = await objects.get(chunk["object"], chunk["position"], chunk["bytes"])
-        lines = _LINES.decode(zstandard.ZstdDecompressor().decompress(frame))
-        for seq, (ts, stream_, level, text) in enumerate(lines, chunk["first_line"] + 1):
-            if seq > after and (stream is None or stream == stream_):
-                out.append({"seq": seq, "ts": _instant(ts), "stream": stream_, "level": level, "text": text})
-                if len(out) == limit:
-                    return out, seq
-    last = chunks[-1]["first_line"] + chunks[-1]["lines"] if len(chunks) == _MOST_CHUNKS else None
-    return out, last
+        for seq, line in enumerate(unpack(frame), chunk["first_line"] + 1):
+            if seq > after and stream in (None, line[1]):
+                items.append(shown(seq, line))
+                size += len(line[3])
+                if len(items) == limit or size > _MOST_READ:
+                    return Lines(attempt, items, seq, True)
+        after = max(after, chunk["first_line"] + chunk["lines"])
+    return Lines(attempt, items, after, len(chunks) == _MOST_CHUNKS)
 
 
-def _instant(seconds: float) -> str:
-    # The order of the arguments matters: what is no number is then 0.
-    return iso(EPOCH + timedelta(seconds=min(max(0.0, seconds), _LATEST)))
+class Watched(NamedTuple):
+    """Of a run: its newest attempt, its state if it has ended, and where its log ends (attempt, lines)."""
+
+    attempt: int
+    ended: str | None
+    last: tuple[int, int]
+
+
+async def look(db: Database, runs: Sequence[tuple[int, str]]) -> list[Watched]:
+    """How these runs (tenant, id) and their logs stand, all at one moment."""
+    rows = await db.fetch("engine", SQL["look"], *columns(runs, 2))
+    return [Watched(row["attempt"], row["ended"], (row["log_attempt"], row["lines"])) for row in rows]

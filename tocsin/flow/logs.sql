@@ -59,3 +59,21 @@ select first_line, lines, object, position, bytes
 
 -- :name last_attempt
 select max(attempt) from log_chunks where tenant_id = $1 and run_id = $2
+
+-- :name look
+-- For those who follow logs: the newest attempt of each run, whether the run has ended, and where its log ends.
+select coalesce(r.attempt, h.attempt, 0) as attempt,
+       case when r.attempt is null then coalesce(h.state, 'gone') end as ended,
+       coalesce(l.attempt, 0) as log_attempt, coalesce(l.lines, 0) as lines
+  from unnest($1::int[], $2::uuid[]) with ordinality as i(tenant_id, run_id, n)
+  left join lateral (
+        select attempt from runs where tenant_id = i.tenant_id and id = i.run_id limit 1) r on true
+  left join lateral (
+        select attempt, state from history
+         where tenant_id = i.tenant_id and run_id = i.run_id
+         order by attempt desc limit 1) h on true
+  left join lateral (
+        select attempt, first_line + lines as lines from log_chunks
+         where tenant_id = i.tenant_id and run_id = i.run_id
+         order by attempt desc, first_line desc limit 1) l on true
+ order by i.n

@@ -36,6 +36,7 @@ from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
 from tocsin.node.server.app import build
 from tocsin.node.server.http import Authenticator
 from tocsin.node.server.protocol import HttpServer
+from tocsin.node.tails import Tails
 from tocsin.node.whisper import Whisper
 from tocsin.settings import Settings
 from tocsin.store import migrate as migrations
@@ -76,6 +77,7 @@ class Node:
         )
         self.whisper = Whisper(self.db, self._heard, self._stop)
         self.events = Events(self.db)
+        self.tails = Tails(self.db, self.objects)
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
         self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)
         self._loops: list[Loop] = []
@@ -107,6 +109,7 @@ class Node:
             Breaker(self.db, self.tell),
             Caretaker(self.db, self._server, self.retire, self._measure_pools),
             self.events,
+            self.tails,
         ]
         for loop in self._loops if loops else ():
             loop.start()
@@ -210,6 +213,7 @@ async def _serve(settings: Settings) -> int:
             await node.leave.wait()
             node.gateway.end_polls()
             node.events.end_streams()
+            node.tails.end_streams()
             await server.stop(_GRACE_SECONDS)
     finally:
         await node.stop()

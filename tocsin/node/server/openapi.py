@@ -21,6 +21,7 @@ from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
+from tocsin.node.server.log_replies import Logs, LogsStored, TailedLine
 from tocsin.node.server.replies import (
     Attempt,
     Completed,
@@ -32,8 +33,6 @@ from tocsin.node.server.replies import (
     Job,
     Jobs,
     Key,
-    Logs,
-    LogsStored,
     MadeRunBatch,
     MasterKeyList,
     NamedCalendar,
@@ -186,6 +185,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/runs/{id}/logs"): Operation(
         "Read the log of a run", Logs, query=("attempt", "stream", "after", "limit")
     ),
+    ("GET", "/v1/runs/{id}/logs/stream"): Operation(
+        "Follow the log of a run until it ends (server-sent events; `line` is as described, `over` comes last)",
+        TailedLine,
+        query=("attempt", "stream", "after"),
+        problems=(429,),
+        media="text/event-stream",
+    ),
+    ("GET", "/v1/runs/{id}/logs/download"): Operation(
+        "Download the log of an attempt, as text or a JSON document per line",
+        str,
+        query=("attempt", "stream", "format"),
+        media="text/plain",
+    ),
     ("GET", "/v1/events"): Operation(
         "Follow the changes of runs and jobs as they are committed (server-sent events; `data` is as described)",
         Event,
@@ -332,6 +344,15 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
     "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
     "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),
+    "/v1/runs/{id}/logs/stream?attempt": (
+        "only lines of this attempt; of all, one after the other, unless given",
+        {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    ),
+    "/v1/runs/{id}/logs/stream?after": (
+        "go on behind the line with this id, `attempt.seq`; the header `Last-Event-ID` goes before it",
+        _STRING,
+    ),
+    "format": ("text unless given", {"type": "string", "enum": ["text", "ndjson"]}),
     "type": ("only events about this", {"type": "string", "enum": ["run", "job", "circuit"]}),
     "/v1/events?after": ("go on behind the event with this id; the header `Last-Event-ID` goes before it", _STRING),
 }

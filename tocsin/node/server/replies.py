@@ -277,27 +277,6 @@ class Explanation(Reply):
     estimated_error_seconds: float | None
 
 
-class LogText(Reply):
-    """A line; `seq` counts from 1 within the attempt."""
-
-    seq: int
-    ts: Instant
-    stream: str
-    level: str
-    text: str
-
-
-class Logs(Reply):
-    """Lines, oldest first; `next_after` is the next call's `after`, null if there are no more now."""
-
-    items: list[LogText]
-    next_after: int | None
-
-
-class LogsStored(Reply):
-    stored: Literal[True]
-
-
 class MadeRun(Reply):
     id: Id
 

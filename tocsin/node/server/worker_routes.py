@@ -99,7 +99,9 @@ async def report(call: Call) -> Reply:
 
 @_route("/v1/worker/{id}/logs")
 async def ship_logs(call: Call) -> Reply:
-    await call.node.gateway.ship_logs(call.who, call.id(), _logs(call))
+    shipment = _logs(call)
+    await call.node.gateway.ship_logs(call.who, call.id(), shipment)
+    call.node.tails.stored(shipment.chunks)
     return _answer(call, {"stored": True})
 
 

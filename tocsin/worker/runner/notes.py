@@ -88,9 +88,9 @@ class RunHost:
     def __init__(self, run: Run, output: OutputBuffer, notes: Notes) -> None:
         self._run, self._output, self._notes = run, output, notes
 
-    def emit(self, level: str, text: str) -> None:
+    def emit(self, level: str, text: str, about: str = "") -> None:
         """A record of the run's logger."""
-        self._output.emit(self._run, level, text)
+        self._output.emit(self._run, level, text, about)
 
     def keep(self, state: Any) -> Saving:
         """Keep a checkpoint."""

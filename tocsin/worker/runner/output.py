@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from tocsin.model.loglines import joined
 from tocsin.worker.frames import Output
 from tocsin.worker.lines import LINE_BYTES, OutputLimit, clean
 from tocsin.worker.runner.run import CURRENT, Run
@@ -28,17 +29,18 @@ class OutputBuffer:
         lines, self._lines = self._lines, []
         return lines
 
-    def emit(self, run: Run, level: str, text: str) -> None:
-        """A record of the run's logger."""
-        self.add(run, "log", level if level in _LEVELS else "info", text.split("\n"))
+    def emit(self, run: Run, level: str, text: str, about: str) -> None:
+        """A record of the run's logger. What it carries stands with its first line."""
+        self.add(run, "log", level if level in _LEVELS else "info", text.split("\n"), clean(about))
 
-    def add(self, run: Run, stream: str, level: str, lines: list[str]) -> None:
+    def add(self, run: Run, stream: str, level: str, lines: list[str], about: str = "") -> None:
         """Append lines, as far as the run and the buffer may hold them."""
         if run.ended:
             return
         if run.limit is None:
             run.limit = OutputLimit()
-        kept, dropped = run.limit.take([piece for line in lines for piece in _pieces(line)])
+        pieces = [piece for line in lines for piece in _pieces(line)]
+        kept, dropped = run.limit.take([joined(pieces[0], about), *pieces[1:]] if about else pieces)
         if self.choked or len(self._lines) + len(kept) > _BACKLOG_LINES:
             kept, dropped = [], dropped + len(kept)
         cell, at = run.call.cell, time.time()

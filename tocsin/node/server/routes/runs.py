@@ -1,13 +1,13 @@
-"""Runs, their attempts and their logs."""
+"""Runs and their attempts."""
 
 from __future__ import annotations
 
 import msgspec
 
-from tocsin.flow import control, dead, explain, history, logs
+from tocsin.flow import control, dead, explain, history
 from tocsin.flow.history import RunFilter
 from tocsin.flow.shared.idempotency import Replay
-from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, number_of, page, tag_of
+from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, page, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Completion, Nothing, Reason
@@ -81,15 +81,3 @@ async def complete_run(call: Call) -> Reply:
     body = call.decode(_completion, b"{}")
     call.node.tell([], await call.node.gateway.complete(call.who, body))
     return answer({"id": call.id(), "outcome": body.outcome})
-
-
-@route("GET", "/v1/runs/{id}/logs", "runs.read")
-async def get_logs(call: Call) -> Reply:
-    query = call.query("attempt", "stream", "after", "limit")
-    run = await history.get_run(call.node.db, call.who, call.id())
-    limit = limit_of(query)
-    attempt, after = number_of(query, "attempt"), number_of(query, "after") or 0
-    lines, more = await logs.read(
-        call.node.db, call.node.objects, call.who, run["id"], attempt, query.get("stream"), after, limit
-    )
-    return answer({"items": lines, "next_after": more})
