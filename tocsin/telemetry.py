@@ -46,7 +46,6 @@ CIRCUIT_TRANSITIONS = Counter(
 )
 TAILERS = Gauge("tocsin_log_tailers", "Logs that are followed live.", registry=REGISTRY)
 LISTENERS = Gauge("tocsin_events_listeners", "Open streams of events.", registry=REGISTRY)
-)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 XMIN_AGE = Gauge(
     "tocsin_pg_xmin_age_seconds",

@@ -128,7 +128,6 @@ class Calls:
     open_circuit = Endpoint(calls.open_circuit)
     close_circuit = Endpoint(calls.close_circuit)
 
-
     get_report = Endpoint(calls.get_report)
 
     list_dead = Listing(calls.list_dead)
