@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import burst, claim, drain, fair, floor, pickup, schedules, sdk, spawn, storm, submit, xmin
+from bench import audit, burst, claim, drain, fair, floor, pickup, schedules, sdk, spawn, storm, submit, xmin
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -181,6 +181,16 @@ def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(one.what, f"{one.per_second:,.0f}/s", f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms; {cost}")
 
 
+def _audit(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = audit.measure(made, repeat=options.repeat)
+    report.document["audit"] = found.document()
+    report.add("audit takes of the submit rate", f"{found.share:.1%}", f"bar {audit.BAR:.0%}")
+    for one in (*found.audited, *found.silent):
+        cost = f"CPU of PostgreSQL {one.postgres_us:.0f}, server {one.server_us:.0f} µs a request"
+        report.add(one.what, f"{one.per_second:,.0f}/s", f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms; {cost}")
+    report.add("audit: not sealed at a round's end", f"{max(found.behind):,}", "records at most")
+
+
 def _xmin(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = xmin.measure(made, runs=options.runs, slots=options.slots, hold=options.hold, repeat=options.repeat)
     report.document["xmin"] = [one.document() for one in found]
@@ -220,6 +230,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "spawn": _spawn,
     "sdk": _sdk,
     "submit": _submit,
+    "audit": _audit,
     "xmin": _xmin,
     "fair": _fair,
     "storm": _storm,

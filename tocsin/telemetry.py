@@ -46,6 +46,10 @@ CIRCUIT_TRANSITIONS = Counter(
 )
 TAILERS = Gauge("tocsin_log_tailers", "Logs that are followed live.", registry=REGISTRY)
 LISTENERS = Gauge("tocsin_events_listeners", "Open streams of events.", registry=REGISTRY)
+AUDIT_SEALED = Counter("tocsin_audit_sealed", "Audit records put into their tenant's hash chain.", registry=REGISTRY)
+AUDIT_ANCHOR_AGE = Gauge(
+    "tocsin_audit_anchor_age_seconds", "For how long the head of some audit chain is not anchored.", registry=REGISTRY
+)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 XMIN_AGE = Gauge(
     "tocsin_pg_xmin_age_seconds",

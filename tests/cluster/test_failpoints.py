@@ -372,6 +372,22 @@ async def probe_a_circuit(play: Play) -> None:
     assert (shown["state"], shown["waiting"]) == ("half_open", 4)
 
 
+# The second time: the first thing a server seals is that its own keys were made.
+@story("seal.before_commit=kill:2", "seal.after_commit")
+async def chain_the_audit(play: Play) -> None:
+    job_id = await play.job()
+    wanted = {"target": f"job:{job_id}"}
+    listed = await play.survive(lambda: play.get("/v1/audit", **wanted))
+    assert len(listed["items"]) <= 1
+
+    async def chained() -> bool:
+        return len((await play.get("/v1/audit", **wanted))["items"]) == 1
+
+    await until("the record is sealed", chained, 10)
+    proof = await play.get("/v1/audit/verify")
+    assert proof["ok"] and proof["checked"] == proof["records"]
+
+
 @story("sweep.before_commit", "sweep.after_commit")
 async def expire_runs(play: Play) -> None:
     job_id, run_ids = await play.queued(3, start_deadline="PT0.5S")

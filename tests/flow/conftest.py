@@ -22,7 +22,7 @@ begin
     set local session_replication_role = replica;
     for t in select c.relname from pg_class c
               where c.relnamespace = 'tocsin'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
-                and c.relname not in ('migrations', 'cluster', 'tenants', 'api_keys', 'pools', 'lanes')
+                and c.relname not in ('migrations', 'cluster', 'tenants', 'api_keys', 'pools', 'lanes', 'audit_sealer')
     loop
         execute format('delete from tocsin.%I', t);
     end loop;
@@ -33,6 +33,7 @@ begin
     delete from tocsin.pools where name <> 'default' and name not in (select pool from tocsin.lanes);
     update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1;
     update tocsin.cluster set restored = 0;
+    update tocsin.audit_sealer set high = (select last_value from tocsin.audit_id_seq), gaps = '[]', epoch = 0;
 end $$
 """
 

@@ -11,7 +11,8 @@ EXPECTED = {
     "viewer": {"jobs.read", "runs.read", "fleet.read"},
     "operator": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate"},
     "editor": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate", "jobs.write"},
-    "admin": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate", "jobs.write", "keys.manage"},
+    "admin": {"jobs.read", "runs.read", "fleet.read", "jobs.operate", "runs.operate", "jobs.write"}
+    | {"keys.manage", "audit.read"},
     "platform": set(PERMISSIONS) - {"worker.serve", "run.complete"},
     "worker": {"worker.serve"},
     "run": {"run.complete"},

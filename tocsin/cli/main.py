@@ -8,6 +8,7 @@ import typer
 
 from tocsin import __version__
 from tocsin.cli import (
+    audit,
     calendar,
     circuit,
     dead,
@@ -41,7 +42,7 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, report, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key):
+for room in (job, run, report, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key, audit):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

@@ -281,6 +281,27 @@ def close_circuit(name: str, reason: str = "") -> Call[Document]:
     return _post("v1", "circuits", name, "close", body={"reason": reason})
 
 
+# ── the audit ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def list_audit(
+    *,
+    actor: str | None = None,
+    action: str | None = None,
+    target: str | None = None,
+    from_: datetime | str | None = None,
+    to: datetime | str | None = None,
+    limit: int | None = None,
+) -> Call[Page]:
+    """What calls have changed, newest first."""
+    return _list("v1", "audit", actor=actor, action=action, target=target, from_=from_, to=to, limit=limit)
+
+
+def verify_audit(*, cursor: str | None = None) -> Call[Document]:
+    """Prove a piece of the audit's chain; `next_cursor` is where the next one begins, None at its end."""
+    return Call("GET", _path("v1", "audit", "verify"), _read_document, query=_given(cursor=cursor))
+
+
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

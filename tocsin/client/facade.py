@@ -128,6 +128,9 @@ class Calls:
     open_circuit = Endpoint(calls.open_circuit)
     close_circuit = Endpoint(calls.close_circuit)
 
+    list_audit = Listing(calls.list_audit)
+    verify_audit = Endpoint(calls.verify_audit)
+
     get_report = Endpoint(calls.get_report)
 
     list_dead = Listing(calls.list_dead)

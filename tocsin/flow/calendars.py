@@ -42,7 +42,7 @@ async def put(
             now = await connection.fetchval(SQL["put"], who.tenant_id, name, document, digest)
             done = Put(now, now == 1)
             entry = audit.entry(who, "calendar.put", f"calendar:{name}", version=now, days=len(calendar.days))
-            await audit.record(connection, entry)
+            await audit.record(connection, entry.changing(was and was["document"], document))
         await remember(connection, wish, 201 if done.made else 200, [], done.version)
     return done
 

@@ -89,8 +89,8 @@ async def put(db: Database, who: Identity, name: str, policy: CircuitPolicy, wis
     async with db.tenant(who.tenant_id, "circuits") as connection:
         await recall(connection, wish)
         text = policy_text(policy)
-        await connection.execute(SQL["put"], who.tenant_id, circuit_id(who.tenant_id, name), name, text)
-        await audit.record(connection, audit.entry(who, "circuit.put", f"circuit:{name}"))
+        was = await connection.fetchval(SQL["put"], who.tenant_id, circuit_id(who.tenant_id, name), name, text)
+        await audit.record(connection, audit.entry(who, "circuit.put", f"circuit:{name}").changing(was, text))
         await remember(connection, wish, 200, [])
 
 

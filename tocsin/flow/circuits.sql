@@ -50,8 +50,10 @@ select c.name, c.policy, c.state, c.since, c.by_hand, c.recent, c.trips, c.wave,
  limit $5
 
 -- :name put
+-- Answers the policy that there was.
 insert into circuits (tenant_id, id, name, policy) values ($1, $2, $3, $4)
     on conflict (tenant_id, id) do update set policy = excluded.policy
+returning (select c.policy from circuits c where c.tenant_id = $1 and c.id = $2 limit 1)
 
 -- :name lock_named
 select c.id::text as id, c.policy, c.state, c.since, c.by_hand, c.recent, c.trips, c.wave, c.sent, c.good, c.bad,

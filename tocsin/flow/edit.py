@@ -208,7 +208,8 @@ async def _change(
     woken = await _limit(this)
     making = _move(this, trigger, clock) if this.moves else _make_again(this, trigger, gone, clock["now"])
     woken += hints(await making)
-    await audit.record(connection, audit.entry(who, "job.edit", f"job:{job['id']}", version=version))
+    entry = audit.entry(who, "job.edit", f"job:{job['id']}", version=version)
+    await audit.record(connection, entry.changing(job["spec"], text))
     return Edited(job["id"], version, woken)
 
 

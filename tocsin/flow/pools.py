@@ -163,7 +163,8 @@ async def change(
         head_start = _head_start(policy, was, patch)
         if (policy, head_start) != (was["policy"], was["head_start"]):
             await connection.execute(SQL["change"], name, policy, head_start, was["paused_at"] is not None)
-            await audit.record(connection, audit.entry(who, "pool.update", f"pool:{name}", **given))
+            texts = (f"{was['policy']} {was['head_start']}", f"{policy} {head_start}")
+            await audit.record(connection, audit.entry(who, "pool.update", f"pool:{name}", **given).changing(*texts))
         await remember(connection, wish, 200, [])
 
 

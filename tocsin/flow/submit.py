@@ -373,6 +373,9 @@ async def _store_jobs(
             who.actor if audited else None,
             who.key_id if audited else None,
             job.request.schedule_json,
+            audit.digest(job.request.spec_json) if audited else None,
+            who.address or None,
+            who.request_id or None,
         )
         # In the order of the names, as every node takes them: two commits that share names never wait in a circle.
         for job in sorted(jobs, key=_tenant_and_name)
@@ -442,7 +445,8 @@ async def _commit_batch(
         await _store_jobs(connection, jobs, lane_of, now, audited=False)
         staged = hints(await stage(connection, [job.run for job in jobs if job.run is not None]))
         who = jobs[0].request.who
-        await audit.record(connection, audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids))
+        entry = audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids)
+        await audit.record(connection, entry.changing(None, "\n".join(job.request.spec_json for job in jobs)))
     SUBMITTED.inc(len(jobs))
     return Stored(ids, now), staged
 

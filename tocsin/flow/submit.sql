@@ -24,17 +24,18 @@ with new as (
     select *
       from unnest($1::int[], $2::uuid[], $3::text[], $4::text[], $5::int[], $6::bool[], $7::text[], $8::int[],
                   $9::int[], $10::int[], $11::interval[], $12::jsonb[], $13::text[], $14::uuid[], $15::text[],
-                  $16::int[], $17::interval[], $18::int[], $19::timestamptz[], $20::text[], $21::uuid[], $22::text[])
+                  $16::int[], $17::interval[], $18::int[], $19::timestamptz[], $20::text[], $21::uuid[], $22::text[],
+                  $23::bytea[], $24::text[], $25::text[])
            as n(tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
                 start_deadline, tags, zone_rules, key_id, key_template, key_max, rate_gap, rate_burst, next_fire_at,
-                actor, actor_key_id, schedule)
+                actor, actor_key_id, schedule, digest, address, request_id)
 ), kept as (
     insert into jobs (tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
                       start_deadline, tags, zone_rules, key_id, key_template, key_max, rate_gap, rate_burst,
                       created_at, updated_at, schedule)
     select tenant_id, id, name, spec, lane_id, once, overlap, max_concurrency, max_attempts, priority,
            start_deadline, tags, zone_rules, key_id, key_template, key_max, rate_gap, rate_burst,
-           $23::timestamptz, $23::timestamptz, schedule
+           $26::timestamptz, $26::timestamptz, schedule
       from new
 ), limited as (
     insert into limits (tenant_id, key, max)
@@ -45,8 +46,10 @@ with new as (
     insert into triggers (tenant_id, job_id, next_fire_at)
     select tenant_id, id, next_fire_at from new where next_fire_at is not null
 )
-insert into audit (tenant_id, actor, key_id, action, target)
-select tenant_id, actor, actor_key_id, 'job.create', 'job:' || id from new where actor is not null
+insert into audit (tenant_id, actor, key_id, action, target, after, address, request_id)
+select tenant_id, actor, actor_key_id, 'job.create', 'job:' || id, digest, address, request_id
+  from new
+ where actor is not null
 
 -- :name mark_sensitive
 update jobs j

@@ -29,6 +29,7 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "runs.operate": "operator",
     "jobs.write": "editor",
     "keys.manage": "admin",
+    "audit.read": "admin",
     "fleet.operate": "platform",
     "tenants.manage": "platform",
     "worker.serve": "worker",
@@ -43,7 +44,8 @@ def allowed(role: str, permission: str) -> bool:
 
 class Identity(NamedTuple):
     """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any. `fence`, of the
-    role `run`: which attempt of the run that `key_id` then names."""
+    role `run`: which attempt of the run that `key_id` then names. `address` and `request_id`, of calls that change
+    something: from where, and what the call is named by."""
 
     key_id: str
     key_name: str
@@ -52,6 +54,8 @@ class Identity(NamedTuple):
     tenant: str
     quotas: Quotas | None = None
     fence: int = 0
+    address: str = ""
+    request_id: str = ""
 
     @property
     def actor(self) -> str:

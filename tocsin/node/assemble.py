@@ -33,6 +33,7 @@ from tocsin.node.handover import Courier
 from tocsin.node.loop import Loop
 from tocsin.node.planner import Planner
 from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
+from tocsin.node.sealer import Anchorer, Sealer
 from tocsin.node.server.app import build
 from tocsin.node.server.http import Authenticator
 from tocsin.node.server.protocol import HttpServer
@@ -107,6 +108,8 @@ class Node:
             sweeper,
             Follower(self.db, self.tell),
             Breaker(self.db, self.tell),
+            Sealer(self.db),
+            Anchorer(self.db, self.objects, self.master_keys),
             Caretaker(self.db, self._server, self.retire, self._measure_pools),
             self.events,
             self.tails,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tocsin.model.access import Identity
-from tocsin.store.db import Connection, Sql, columns
+from tocsin.model.audit import Record
+from tocsin.store.db import Connection, Row, Sql, columns
 
 SQL = Sql(__file__)
 
@@ -20,12 +22,37 @@ class Entry(NamedTuple):
     action: str
     target: str
     detail: str | None
+    before: bytes | None = None
+    after: bytes | None = None
+    address: str | None = None
+    request_id: str | None = None
+
+    def changing(self, before: str | None, after: str | None) -> Entry:
+        """The same, with what the target's document was and what it is; never one that holds a secret: whoever guesses
+        it could prove the guess."""
+        return self._replace(
+            before=None if before is None else digest(before), after=None if after is None else digest(after)
+        )
 
 
 def entry(who: Identity, action: str, target: str, **detail: Any) -> Entry:
     """What `who` did to `target`."""
     text = msgspec.json.encode(detail).decode() if detail else None
-    return Entry(who.tenant_id, who.actor, who.key_id, action, target, text)
+    return Entry(
+        who.tenant_id,
+        who.actor,
+        who.key_id,
+        action,
+        target,
+        text,
+        address=who.address or None,
+        request_id=who.request_id or None,
+    )
+
+
+def digest(document: str) -> bytes:
+    """What tells two documents apart."""
+    return hashlib.sha256(document.encode()).digest()
 
 
 async def record(connection: Connection, *entries: Entry) -> None:
@@ -35,4 +62,9 @@ async def record(connection: Connection, *entries: Entry) -> None:
 
 async def record_all(connection: Connection, entries: Sequence[Entry]) -> None:
     """The same for a batch."""
-    await connection.execute(SQL["record"], *columns(entries, 6))
+    await connection.execute(SQL["record"], *columns(entries, len(Entry._fields)))
+
+
+def said(row: Row) -> Record:
+    """What a row says, from the columns that `said` names."""
+    return Record(*(row[name] for name in Record._fields))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import ipaddress
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -49,6 +52,9 @@ WORKER_BODY_LIMIT = 64 * 1024 * 1024
 _KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_VALUE = 1024  # characters of a query parameter
+_SAFE = frozenset(("GET", "HEAD"))
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
+_LOOPBACK = frozenset(("127.0.0.1", "::1"))
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
@@ -310,9 +316,31 @@ def endpoint(
             raise Forbidden(f"a key with role {who.role} may not do this")
         if parameters is not None and request.query_string:
             check_query(request, parameters)
-        return await handler(Call(node, request, who, await read_body(request, body_limit)))
+        if request.method in _SAFE or permission == "worker.serve":  # neither leaves a record in the audit
+            return await handler(Call(node, request, who, await read_body(request, body_limit)))
+        name = _request_id(request)
+        who = who._replace(address=_address(request), request_id=name)
+        reply = await handler(Call(node, request, who, await read_body(request, body_limit)))
+        reply.headers = {"x-request-id": name} | (reply.headers or {})
+        return reply
 
     return serve
+
+
+def _request_id(request: Request) -> str:
+    """What the caller, or a proxy before us, names this call by; else a name of our own."""
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
+
+
+def _address(request: Request) -> str:
+    """Where the call comes from. What a proxy tells is believed if it stands on this very machine, and of that only
+    the last word, which is its own."""
+    peer = request.address
+    if peer in _LOOPBACK and (told := request.headers.get("x-forwarded-for")):
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(told.rpartition(",")[2].strip()))
+    return peer
 
 
 async def answered(node: Node, serve: Endpoint, request: Request) -> Reply:

@@ -21,6 +21,7 @@ from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
+from tocsin.node.server.audit_replies import AuditProof, AuditRecord
 from tocsin.node.server.log_replies import Logs, LogsStored, TailedLine
 from tocsin.node.server.replies import (
     Attempt,
@@ -255,6 +256,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/circuits/{name}/open"): _switch_circuit("Open a circuit until it is closed by hand"),
     ("POST", "/v1/circuits/{name}/close"): _switch_circuit("Close a circuit; what waited goes in growing waves"),
+    ("GET", "/v1/audit"): Operation(
+        "List what calls have changed; a page may be short, or empty, without being the last",
+        Page[AuditRecord],
+        query=("actor", "action", "target", "from", "to", *_PAGED),
+    ),
+    ("GET", "/v1/audit/verify"): Operation(
+        "Prove a piece of the audit's hash chain, and hold it to the anchors in object storage",
+        AuditProof,
+        query=("cursor",),
+    ),
     ("GET", "/v1/reports/runs"): Operation(
         "Report what became of runs, how long they took and how late they began (also as text/csv)",
         ReportOf[RunsOf],

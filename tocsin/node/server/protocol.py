@@ -118,6 +118,11 @@ class Request:
         return self._query
 
     @property
+    def address(self) -> str:
+        """Of the caller, or of the proxy in front of us."""
+        return "" if self._line is None else self._line.peer
+
+    @property
     def gone(self) -> asyncio.Future[None]:
         """Done when the caller hangs up."""
         if self._gone is None:
@@ -197,12 +202,14 @@ class HttpConnection(asyncio.Protocol):
         self._last: ApiProblem | None = None  # said after the answer under way
         self._can_write: asyncio.Future[None] | None = None
         self.lost = False
+        self.peer = ""
         self.deadline = time.monotonic() + _HEAD_SECONDS
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self.peer = str((transport.get_extra_info("peername") or [""])[0])
         self._server.connections.add(self)
 
     def connection_lost(self, _error: Exception | None) -> None:

@@ -1,6 +1,7 @@
 """The routes of API v1 for people and programs: thin, each a few lines around one step. A module per noun."""
 
 from tocsin.node.server.routes import (
+    audit,
     calendars,
     circuits,
     dead,
@@ -21,6 +22,7 @@ from tocsin.node.server.routes.table import ROUTES
 
 __all__ = [
     "ROUTES",
+    "audit",
     "calendars",
     "circuits",
     "dead",

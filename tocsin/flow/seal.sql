@@ -1,0 +1,84 @@
+-- :name pending
+-- Whether a turn would find anything to do.
+select s.gaps <> '[]' or s.epoch <> c.restored or exists (select from audit a where a.id > s.high)
+  from audit_sealer s, cluster c
+
+-- :name take
+-- Whoever holds this row seals; others pass.
+select s.high, s.gaps::text as gaps, s.epoch, c.restored,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next,
+       (extract(epoch from now()) * 1000000)::bigint as micros
+  from audit_sealer s, cluster c
+   for update of s skip locked
+
+-- :name new
+-- In a statement after `take`: what the last holder sealed is seen. `next`: above whoever is still to come.
+select a.tenant_id,
+-- :include said
+       , pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next
+  from audit a
+ where a.id > $1
+ order by a.id
+ limit $2
+
+-- :name late
+-- What has come out of the gaps meanwhile.
+select a.tenant_id, a.id, a.micros, a.actor, a.key_id, a.action, a.target, a.detail, a.before, a.after, a.address,
+       a.request_id
+  from unnest($1::bigint[], $2::bigint[]) as g(first, last)
+ cross join lateral (
+        select a.tenant_id,
+-- :include said
+          from audit a
+         where a.id between g.first and g.last
+         order by a.id
+         limit $3) a
+
+-- :name heads
+select h.tenant_id, h.seq, h.hash
+  from unnest($1::int[]) as t(id)
+ cross join lateral (
+        select * from audit_heads h where h.tenant_id = t.id limit 1) h
+
+-- :name chain
+insert into audit_chain (tenant_id, seq, audit_id, hash)
+select * from unnest($1::int[], $2::bigint[], $3::bigint[], $4::bytea[])
+
+-- :name advance
+insert into audit_heads (tenant_id, seq, hash)
+select * from unnest($1::int[], $2::bigint[], $3::bytea[])
+    on conflict (tenant_id) do update
+   set seq = excluded.seq, hash = excluded.hash,
+       waiting_since = case when audit_heads.anchored_seq < audit_heads.seq then audit_heads.waiting_since
+                            else now() end
+
+-- :name note_restore
+-- What follows in each chain follows the record that the backup left.
+update audit_heads set restores = restores || jsonb_build_array(jsonb_build_array($1::int, seq))
+
+-- :name put_back
+update audit_sealer set high = $1, gaps = $2, epoch = $3
+
+-- :name due_anchors
+-- Heads that are not anchored, once a minute each; whoever gets one has a minute for it.
+update audit_heads h
+   set anchored_at = now()
+  from (select h.tenant_id from audit_heads h
+         where h.anchored_seq < h.seq
+           and (h.anchored_at is null or h.anchored_at <= now() - $2 * interval '1 second')
+         order by h.tenant_id
+         limit $1
+           for update skip locked) d
+ where h.tenant_id = d.tenant_id
+returning h.tenant_id, h.seq, h.hash, now() as at, (select restored from cluster) as epoch
+
+-- :name anchored
+update audit_heads
+   set anchored_seq = $2, waiting_since = case when seq > $2 then now() end
+ where tenant_id = $1 and anchored_seq < $2
+
+-- :name anchor_age
+select coalesce(extract(epoch from max(now() - h.waiting_since)), 0)::float8
+  from audit_heads h
+ where h.anchored_seq < h.seq
