@@ -74,6 +74,7 @@ async def test_every_column_follows_the_document(scene: Scene) -> None:
             "cwd": None,
             "stdin": None,
             "shell": None,
+            "sandbox": None,
             "function": "f",
         },
         schedule={"cron": None, "at": iso(await scene.now() + timedelta(days=1))},
