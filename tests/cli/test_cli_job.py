@@ -82,6 +82,20 @@ CREATED: list[tuple[list[str], dict[str, Any]]] = [
             "secrets": {"KEY": "stored"},
         },
     ),
+    (["--image", "alpine:3"], {"target": {"kind": "container", "image": "alpine:3"}}),
+    (
+        ["--image", "alpine:3", "--network", "bridge", "--env", "X=1", "--memory", "64m", "--", "echo", "hi"],
+        {
+            "target": {
+                "kind": "container",
+                "image": "alpine:3",
+                "command": ["echo", "hi"],
+                "env": {"X": "1"},
+                "network": "bridge",
+            },
+            "resources": {"memory_mb": 64},
+        },
+    ),
     (
         [
             *("--every", "5m", "--priority", "0", "--timeout", "1h", "--max-attempts", "1", "--overlap", "queue"),
@@ -144,6 +158,10 @@ def test_a_document_may_come_from_a_file(script: Script, tocsin: Tocsin, tmp_pat
         ["--http", "http://x", "--env", "A=B"],
         ["--http", "http://x", "--body", "{"],
         ["--method", "GET", "--", "true"],
+        ["--image", "alpine", "--python", "f"],
+        ["--image", "alpine", "--http", "http://x"],
+        ["--image", "alpine", "--shell", "--", "true"],
+        ["--network", "none", "--", "true"],
         ["--env", "A=B"],
         ["--tag", "novalue", "--", "true"],
         ["--file", "/does/not/exist"],

@@ -24,7 +24,9 @@ _OPTIONS_OF = {
     "command": ("env", "cwd", "shell", "sandbox"),
     "python": ("kwargs",),
     "http": ("method", "header", "body"),
+    "image": ("network",),
 }
+_BOXED = ("command", "env", "image", "network")
 _BOUNDS = ("timezone", "starting_at", "until", "max_runs", "jitter", "calendar")
 
 
@@ -75,6 +77,8 @@ class Flags:
         bool | None, typer.Option("--sandbox/--no-sandbox", help="Read-only system, own /tmp, no network.")
     ] = None
     http: Annotated[str | None, typer.Option(help="A URL to call instead of a command.", metavar="URL")] = None
+    image: Annotated[str | None, typer.Option(help="A container's image, for the command or its own.")] = None
+    network: Annotated[str | None, typer.Option(help="The container's: none or bridge.")] = None
     method: Annotated[str | None, typer.Option(help="How to call it, if not by POST.")] = None
     header: Annotated[list[str] | None, typer.Option(help="A header of the call.", metavar="NAME=VALUE")] = None
     body: Annotated[str | None, typer.Option(help="What to send, as JSON; the run's arguments otherwise.")] = None
@@ -147,8 +151,10 @@ class Flags:
         return (dict.fromkeys(SCHEDULE_KINDS) if chosen else {}) | chosen | bounds
 
     def _target(self) -> Document | None:
-        """A program with its arguments, a function of the workers, or a request."""
+        """A program with its arguments, a function of the workers, a request, or a container."""
         chosen = [kind for kind in _OPTIONS_OF if getattr(self, kind)]
+        if "image" in chosen:
+            return self._boxed()
         if len(chosen) > 1:
             raise typer.BadParameter("give only one of --python, --http and a command")
         for kind, names in _OPTIONS_OF.items():
@@ -162,6 +168,14 @@ class Flags:
             return {"kind": "python", "function": self.python} | self._how()
         return {"kind": "http", "url": self.http} | self._how() if self.http else None
 
+    def _boxed(self) -> Document:
+        """A container, with a command or that of its image."""
+        names = (name for kind, own in _OPTIONS_OF.items() for name in (kind, *own))
+        strange = [name for name in names if name not in _BOXED and getattr(self, name) not in (None, [])]
+        if strange:
+            raise typer.BadParameter(f"{_options(strange)}: not with --image")
+        return {"kind": "container", "image": self.image} | compact(command=self.command) | self._how()
+
     def _how(self) -> Document:
         """What a target has beyond what it is."""
         return compact(
@@ -169,6 +183,7 @@ class Flags:
             cwd=self.cwd,
             shell=self.shell,
             sandbox=self.sandbox,
+            network=self.network,
             kwargs=json_object(self.kwargs, "--kwargs"),
             method=self.method,
             headers=assignments(self.header, "--header"),
@@ -176,7 +191,7 @@ class Flags:
         )
 
     def _target_patch(self) -> Document:
-        if not self.command and not self.python and not self.http:  # they are for the target it has
+        if not any(getattr(self, kind) for kind in _OPTIONS_OF):  # they are for the target it has
             return self._how()
         chosen = self._target() or {}
         return dict.fromkeys(_fields_of_others(chosen["kind"])) | chosen
@@ -238,7 +253,7 @@ def choose(file: str | None, flags: Document) -> Document | list[Document]:
         return _list_of_jobs(found) if isinstance(found, list) else _object(found)
     if "target" not in flags:
         raise typer.BadParameter(
-            "say what to run: -- program arguments…, --python function, --http URL, or --file job.json"
+            "say what to run: -- program arguments…, --python function, --http URL, --image NAME, or --file job.json"
         )
     return flags
 
