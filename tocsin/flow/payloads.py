@@ -30,9 +30,6 @@ _URL_LASTS = timedelta(minutes=15)
 _PURPOSE = "payload url"
 
 
-_NO_KEY = ServerFault("the key that these arguments were sealed with is gone", code="seal_broken")
-
-
 class Asked(NamedTuple):
     """Packed arguments of a run that is handed to a worker."""
 
@@ -98,7 +95,7 @@ class Payloads:
         try:
             data = base64.b64decode(packed.sealed) if packed.sealed else await self._stored(packed)
             if packed.data_key:
-                key = keys.get((asked.tenant_id, packed.data_key), _NO_KEY)
+                key = keys[asked.tenant_id, packed.data_key]
                 if isinstance(key, ApiProblem):
                     return key
                 data = unseal(key, data, args_context(asked.tenant_id, asked.job_id))

@@ -24,6 +24,7 @@ SQL = Sql(__file__)
 _CURRENT = 1  # the number of the data key that is sealed with
 _MOST_KNOWN = 10_000
 DataKeyId = tuple[int, int]  # tenant, number
+_GONE = ServerFault("the key that this was sealed with is gone", code="seal_broken")
 
 
 def data_key_context(tenant_id: int, id_: int) -> bytes:
@@ -63,7 +64,7 @@ class DataKeys:
         """The number and the key to seal with; made when it is first asked for, and committed before it is used: what
         is sealed with a key that is not kept is lost."""
         wanted = tenant_id, _CURRENT
-        found = (await self.read([wanted])).get(wanted)
+        found = (await self._find([wanted])).get(wanted)
         if found is None:
             wrapped = self._keys.wrap(new_key(), data_key_context(*wanted))
             await self._db.fetch("vital", SQL["add_data_key"], *wanted, *wrapped)
@@ -73,7 +74,11 @@ class DataKeys:
         return _CURRENT, found
 
     async def read(self, wanted: Collection[DataKeyId]) -> dict[DataKeyId, bytes | ApiProblem]:
-        """Those of these keys that there are, or why they cannot be read; what is known costs nothing."""
+        """These keys, or why they cannot be read; what is known costs nothing."""
+        found = await self._find(wanted)
+        return {id_: found.get(id_, _GONE) for id_ in wanted}
+
+    async def _find(self, wanted: Collection[DataKeyId]) -> dict[DataKeyId, bytes | ApiProblem]:
         found: dict[DataKeyId, bytes | ApiProblem] = {id_: self._known[id_] for id_ in wanted if id_ in self._known}
         missing = [id_ for id_ in wanted if id_ not in found]
         for row in await self._db.fetch("vital", SQL["data_key"], *columns(missing, 2)) if missing else ():
@@ -116,8 +121,9 @@ async def open_target(keys: DataKeys, tenant_id: int, sealed: str) -> dict[str, 
     """What a target says, or why that cannot be read."""
     number, _, text = sealed.partition(".")
     if not number.isascii() or not number.isdigit() or len(number) > 9:
-        return _BROKEN
-    key = (await keys.read([(tenant_id, int(number))])).get((tenant_id, int(number)), _BROKEN)
+        return _GONE
+    id_ = (tenant_id, int(number))
+    key = (await keys.read([id_]))[id_]
     if isinstance(key, ApiProblem):
         return key
     try:
@@ -126,8 +132,8 @@ async def open_target(keys: DataKeys, tenant_id: int, sealed: str) -> dict[str, 
         )
     except ApiProblem as problem:
         return problem
-    except ValueError:
-        return _BROKEN
+    except ValueError:  # no base64
+        return _GONE
     return found
 
 
@@ -138,9 +144,6 @@ async def _opened_or_refused(keys: DataKeys, tenant_id: int, sealed: str) -> dic
     if isinstance(found, ApiProblem):
         raise found
     return found
-
-
-_BROKEN = ServerFault("the key that this was sealed with is gone", code="seal_broken")
 
 
 def _target_context(tenant_id: int) -> bytes:
