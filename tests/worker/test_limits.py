@@ -321,6 +321,8 @@ async def test_a_delegated_group_of_version_2_is_divided(tmp_path: Path, monkeyp
     assert len(group.doors) == 1 and Path(group.doors[0]).parent.is_dir()
     limits = {name.partition("/")[2]: value for name, value in written.items()}
     assert limits == {"pids.max": "9", "memory.max": str(2 << 20), "memory.swap.max": "0", "cpu.max": "150000 100000"}
+    found.make(cpu=0.0001)
+    assert list(written.values())[-1] == "1000 100000", "the kernel gives no less"
     Path(group.doors[0]).with_name("memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert group.ooms() == 1
 

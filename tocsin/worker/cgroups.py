@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CONTROLLERS = ("memory", "pids", "cpu")
-_PERIOD_US = 100_000
+_PERIOD_US, _LEAST_US = 100_000, 1_000  # the kernel gives no less in a period
 _OURS = re.compile(r"tocsin-(\d+)-[0-9a-f]{8}")
 
 
@@ -126,13 +126,17 @@ class Cgroups:
                 swap = ("memory.swap.max", 0) if self._unified else ("memory.memsw.limit_in_bytes", most)
                 _write(folder / swap[0], swap[1])
         elif self._unified:
-            _write(folder / "cpu.max", f"{int(amount * _PERIOD_US)} {_PERIOD_US}")
+            _write(folder / "cpu.max", f"{_quota(amount)} {_PERIOD_US}")
         else:
             try:
-                _write(folder / "cpu.cfs_quota_us", int(amount * _PERIOD_US))
+                _write(folder / "cpu.cfs_quota_us", _quota(amount))
             except OSError as exc:
                 if exc.errno != errno.EINVAL:  # it is more than we have ourselves, and that is held, too
                     raise
+
+
+def _quota(cpus: float) -> int:
+    return max(int(cpus * _PERIOD_US), _LEAST_US)
 
 
 class Mount(NamedTuple):
