@@ -519,6 +519,14 @@ async def test_a_stop_hangs_up_and_a_loss_tells_why(caller: Caller, site: Site) 
     assert error_of(await caller.ends.of(second)) == ("lost", "drained")
 
 
+async def test_what_is_stopped_before_its_first_step_ends_too(caller: Caller, site: Site) -> None:
+    first, second = (caller.start(site.url) for _ in range(2))
+    caller.executor.stop(first)
+    await caller.executor.kill_all(Why("drained", "it was drained"))
+    assert error_of(await caller.ends.of(first))[0] in ("cancelled", "lost")
+    assert error_of(await caller.ends.of(second)) == ("lost", "drained") and site.requests == []
+
+
 async def test_an_upload_that_nobody_reads_is_hung_up_on_at_once(caller: Caller) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         attempt = caller.start(f"http://127.0.0.1:{server.getsockname()[1]}/", body="x" * 30_000_000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 import time
@@ -71,13 +72,14 @@ class HttpExecutor(Executor):
         self._url, self._inside = url, inside
         self._resolver = resolver or Resolver()
         self._tls = tls or ssl.create_default_context()
-        self._running: dict[Attempt, asyncio.Task[None]] = {}
+        self._running: dict[Attempt, asyncio.Task[Finished]] = {}
         self._lost: dict[Attempt, Why] = {}
 
     def start(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
             attempt.started_ns = time.monotonic_ns()
-            self._running[attempt] = asyncio.ensure_future(self._supervise(attempt))
+            task = self._running[attempt] = asyncio.ensure_future(self._supervise(attempt))
+            task.add_done_callback(functools.partial(self._over, attempt))
 
     def stop(self, attempt: Attempt) -> None:
         """Hang up; there is nobody to ask, so nothing to wait for."""
@@ -97,23 +99,28 @@ class HttpExecutor(Executor):
         await super().close()
         await self._resolver.close()
 
-    async def _supervise(self, attempt: Attempt) -> None:
+    async def _supervise(self, attempt: Attempt) -> Finished:
         try:
             async with asyncio.timeout(attempt.run.timeout_ms / 1000):
-                end = await self._exchange(attempt)
+                return await self._exchange(attempt)
         except TimeoutError:
             text = f"no answer after {attempt.run.timeout_ms} ms"
-            end = attempt.finished("timeout", error_class="timeout", message=text)
-        except asyncio.CancelledError:
-            why = self._lost.pop(attempt, None)
-            end = attempt.finished("cancelled") if why is None else _failed(attempt, why, "lost")
+            return attempt.finished("timeout", error_class="timeout", message=text)
         except Exception as exc:  # a bug of ours is this run's end, not the worker's
             # Without its traceback, which would show what is secret.
             log.error("an http run failed in a way that nobody thought of", run=attempt.run.run_id, error=repr(exc))
-            end = _failed(attempt, Why("internal", f"{type(exc).__name__}: {exc}"))
+            return _failed(attempt, Why("internal", f"{type(exc).__name__}: {exc}"))
+
+    def _over(self, attempt: Attempt, task: asyncio.Task[Finished]) -> None:
+        """Tell how it ended. Not within the task: one that is cancelled before its first step never takes any."""
+        del self._running[attempt]
+        why = self._lost.pop(attempt, None)
+        if not task.cancelled():
+            end = task.result()
+        else:
+            end = attempt.finished("cancelled") if why is None else _failed(attempt, why, "lost")
         if attempt.resources is not NO_RESOURCES:  # they are those of whoever is called
             end.usage = {"enforced": attempt.resources.enforced()}
-        del self._running[attempt]
         self.sink.ended([(attempt, end)])
 
     async def _exchange(self, attempt: Attempt) -> Finished:
