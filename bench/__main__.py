@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import audit, burst, claim, drain, fair, floor, pickup, schedules, sdk, spawn, storm, submit, xmin
+from bench import archive, audit, burst, claim, drain, fair, floor, pickup, schedules, sdk, spawn, storm, submit, xmin
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -62,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=2_000, help="drain: slots of each worker")
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
     parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
-    parser.add_argument("--long", action="store_true", help="schedules: ten million, too, which takes long")
+    parser.add_argument("--long", action="store_true", help="schedules, archive: ten million, too, which takes long")
     parser.add_argument("--hold", type=float, default=60, help="xmin: seconds the transaction stays open at least")
     parser.add_argument("--jobs", type=int, default=20_000, help="storm: jobs that call what is down")
     parser.add_argument("--storm", type=float, default=30, help="storm: seconds that it stays down once it was noticed")
@@ -184,11 +184,25 @@ def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
 def _audit(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = audit.measure(made, repeat=options.repeat)
     report.document["audit"] = found.document()
-    report.add("audit takes of the submit rate", f"{found.share:.1%}", f"bar {audit.BAR:.0%}")
+    report.add(
+        "audit takes of the submit rate", f"{found.share:.1%}", f"bar {audit.BAR:.0%}; of the CPU {found.cpu_share:.1%}"
+    )
     for one in (*found.audited, *found.silent):
         cost = f"CPU of PostgreSQL {one.postgres_us:.0f}, server {one.server_us:.0f} µs a request"
         report.add(one.what, f"{one.per_second:,.0f}/s", f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms; {cost}")
     report.add("audit: not sealed at a round's end", f"{max(found.behind):,}", "records at most")
+
+
+def _archive(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = archive.measure(made, long=options.long)
+    report.document["archive"] = found.document()
+    rate = found.runs / found.archive_seconds
+    report.add("archive: a page of one job's failures in March", f"{found.warm_ms:.0f} ms", f"bar {archive.BAR_MS:.0f}")
+    more = f"the first {found.first_ms:.0f} ms; {found.runs:,} runs in {found.files} files"
+    report.add("archive: slowest such page", f"{max(found.page_ms):.0f} ms", more)
+    report.add("archive: bytes a run", f"{found.bytes / found.runs:.0f}", f"archived at {rate:,.0f} runs/s, proved")
+    left = f"{found.hot_bytes_left / 1e6:.1f} MB"
+    report.add("archive: history left in PostgreSQL", left, f"at most {found.hot_bytes_most / 1e6:.0f} MB on the way")
 
 
 def _xmin(made: Stand, options: argparse.Namespace, report: Report) -> None:
@@ -231,6 +245,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "sdk": _sdk,
     "submit": _submit,
     "audit": _audit,
+    "archive": _archive,
     "xmin": _xmin,
     "fair": _fair,
     "storm": _storm,

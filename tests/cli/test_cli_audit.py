@@ -28,6 +28,7 @@ PIECE: dict[str, Any] = {
     "ok": True,
     "records": 2,
     "checked": 1,
+    "unsealed": 0,
     "findings": [],
     "anchors": 1,
     "signed_anchors": 0,

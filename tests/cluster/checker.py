@@ -18,7 +18,7 @@ I11  nothing starts before it is due
 I12  the audit has one record of each acknowledged write, without gaps, and its chain verifies
 I13  the log of a run that succeeded is what its winning attempt wrote, line by line
 
-I9 and I12 stand ready and nothing exercises them: the product has no dependencies yet, and does not show its audit.
+I9 stands ready and nothing exercises it: the product has no dependencies yet.
 
 `check` is a pure function of `Evidence`; `evidence.collect` gathers it. That is how `test_checker.py` can lie to it.
 """

@@ -239,9 +239,20 @@ class _Api:
         return ledger.digest(lines)
 
     async def audit(self) -> Audit | None:
-        """All of it; None if it is not built (422)."""
-        answer = await self._http.get("/v1/audit/verify")
-        if answer.status_code in (404, 422):
-            return None
+        """All of it, once everything that was acknowledged is sealed; None if there is none to be read (422)."""
+        patience = asyncio.get_running_loop().time() + _LINES_FOLLOW
+        verified, cursor = True, dict[str, str]()
+        while True:
+            answer = await self._http.get("/v1/audit/verify", params=cursor)
+            if answer.status_code in (404, 422):
+                return None
+            proof = answer.json() if answer.is_success else {"ok": False}
+            verified = verified and proof["ok"]
+            if proof.get("next_cursor"):
+                cursor = {"cursor": proof["next_cursor"]}
+            elif proof.get("unsealed") and asyncio.get_running_loop().time() < patience:
+                await asyncio.sleep(0.1)
+            else:
+                break
         rows = [row async for row in self.pages("/v1/audit")]
-        return Audit(rows[::-1], bool(answer.is_success and answer.json().get("ok")))
+        return Audit(rows[::-1], verified)

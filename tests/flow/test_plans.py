@@ -29,6 +29,7 @@ from tocsin.flow import (
     pools,
     reap,
     report,
+    seal,
     submit,
     sweep,
 )
@@ -53,16 +54,19 @@ STEPS = (
     pools,
     reap,
     report,
+    seal,
     submit,
     sweep,
     specs,
     transitions,
 )
-HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events")
+HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit")
 FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start", "parked", "beyond"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
     **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),
+    **dict.fromkeys(("pending", "take", "put_back"), "audit_sealer"),
+    **dict.fromkeys(("note_restore", "due_anchors", "anchor_age"), "audit_heads"),
     **{"next_due": "triggers_due", "pools": "runs", "list": "workers"},
 }
 

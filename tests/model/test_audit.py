@@ -90,6 +90,7 @@ def test_a_gap_is_forgotten_when_nobody_can_fill_it_any_more() -> None:
     assert still_open([gap], [], Horizon(99, 200, long_after)) == [gap]  # its transaction may run
     assert still_open([gap], [], Horizon(100, 200, GAP_MICROS)) == [gap]  # too soon to tell
     assert still_open([gap], [], Horizon(100, 200, long_after)) == []
+    assert still_open([gap], [3], Horizon(100, 200, long_after)) == [Gap(4, 4, 100, 0)]  # there may be more to read
     assert still_open([gap], [], Horizon(5, 50, long_after)) == []  # another cluster's number
 
 

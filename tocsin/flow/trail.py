@@ -3,6 +3,9 @@
 Proving goes in pieces of so many records, each in one snapshot, so that neither a request nor memory grows with the
 chain. What is wrong with one record does not hide what is wrong with another: each is held to the hash that is stored
 for the record before it.
+
+Where a chain begins is a `Mark`. Whoever moves the first records elsewhere keeps the mark behind the last of them, and
+the proof of what is left starts there.
 """
 
 from __future__ import annotations
@@ -128,10 +131,12 @@ class Finding(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What one piece has shown. `next`: where the following one begins, None at the end of the chain."""
+    """What one piece has shown. `next`: where the following one begins, None at the end of the chain; only there,
+    `unsealed` counts the records that are still to come into it."""
 
     records: int
     checked: int
+    unsealed: int
     findings: list[Finding]
     anchors: int
     signed: int
@@ -146,7 +151,7 @@ async def verify(db: Database, objects: ObjectStore, master: MasterKeys, who: Id
     async with db.snapshot(who.tenant_id, "trail") as connection:
         head = await connection.fetchrow(SQL["head"], who.tenant_id)
         ended = await _walk(connection, walk)
-        await _look_for_unchained(connection, walk, mark, ended)
+        unsealed = await _look_for_unchained(connection, walk, mark, ended)
     until = None if ended else walk.day
     days = await _anchors(objects, who.tenant_id, mark.day, until)
     # After the anchors: none is written before what it anchors is committed.
@@ -155,6 +160,7 @@ async def verify(db: Database, objects: ObjectStore, master: MasterKeys, who: Id
     return Proof(
         0 if head is None else head["seq"],
         walk.checked,
+        unsealed,
         sorted(walk.findings, key=_by_number)[:_MOST_FOUND],
         len(days.anchors),
         shown.signed,
@@ -211,7 +217,8 @@ async def _walk(connection: Connection, walk: _Walk) -> bool:
     return False
 
 
-async def _look_for_unchained(connection: Connection, walk: _Walk, mark: Mark, ended: bool) -> None:
+async def _look_for_unchained(connection: Connection, walk: _Walk, mark: Mark, ended: bool) -> int:
+    """Find records that will never have a place; answers how many still wait for theirs, at the chain's end."""
     sealer = await connection.fetchrow(SQL["sealer"])
     gaps = [gap[:2] for gap in _read_gaps(sealer["gaps"])]
     upto = max(walk.id, sealer["high"]) if ended else walk.id
@@ -219,6 +226,8 @@ async def _look_for_unchained(connection: Connection, walk: _Walk, mark: Mark, e
     for row in found:
         what = f"the record with id {row['id']} was put in past the sealer: it has no place in the chain"
         walk.find("inserted", None, row["id"], what)
+    waiting = SQL["unsealed"], walk.tenant_id, sealer["high"], MOST_SCANNED
+    return await connection.fetchval(*waiting) if ended else 0
 
 
 class _Days(NamedTuple):

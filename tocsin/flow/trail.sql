@@ -47,6 +47,10 @@ select a.id
  order by a.id
  limit $6
 
+-- :name unsealed
+-- Records that the sealer has not come to yet, counted up to $3.
+select count(*)::int from (select from audit a where a.tenant_id = $1 and a.id > $2 limit $3) a
+
 -- :name hashes
 select c.seq, c.hash from audit_chain c where c.tenant_id = $1 and c.seq = any($2::bigint[])
 

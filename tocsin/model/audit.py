@@ -86,10 +86,11 @@ def still_open(gaps: Iterable[Gap], found: Sequence[int], horizon: Horizon) -> l
     out: list[Gap] = []
     come = sorted(found)
     for gap in gaps:
-        settled = gap.xid <= horizon.oldest or gap.xid > horizon.next
-        if settled and horizon.micros - gap.micros > GAP_MICROS:
-            continue
         inside = [id_ for id_ in come if gap.first <= id_ <= gap.last]
+        settled = gap.xid <= horizon.oldest or gap.xid > horizon.next
+        # What came may be the first of more than were read at once.
+        if settled and not inside and horizon.micros - gap.micros > GAP_MICROS:
+            continue
         out += between(gap.first - 1, [*inside, gap.last + 1], gap.xid, gap.micros)
     return out
 

@@ -44,11 +44,13 @@ class LostRecords(Reply):
 
 class AuditProof(Reply):
     """What one piece of the chain has shown; `next_cursor` is the next call's `cursor`, null at the chain's end.
-    `records` is how many there are in all, `checked` how many this piece has; the anchors are those of its days."""
+    `records` is how many there are in all, `checked` how many this piece has; the anchors are those of its days.
+    `unsealed` records are committed and not chained yet, which takes a second at most; counted in the last piece."""
 
     ok: bool
     records: int
     checked: int
+    unsealed: int
     findings: list[AuditFinding]
     anchors: int
     signed_anchors: int

@@ -42,6 +42,7 @@ async def verify_audit(call: Call) -> Reply:
             "ok": not proof.findings,
             "records": proof.records,
             "checked": proof.checked,
+            "unsealed": proof.unsealed,
             "findings": [finding._asdict() for finding in proof.findings],
             "anchors": proof.anchors,
             "signed_anchors": proof.signed,
