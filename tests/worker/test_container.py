@@ -84,7 +84,8 @@ async def test_what_a_container_sees(executor: ContainerExecutor) -> None:
     assert await names(executor) == set()
 
 
-async def test_labels_say_whose_it_is(executor: ContainerExecutor) -> None:
+async def test_labels_say_whose_it_is(executor: ContainerExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "STOP_GRACE", 30.0)  # it is to end by itself
     attempt = attempt_of(executor, sh(WAIT), run_id="labelled", fence=7)
     await book_of(executor).line_of(attempt, "up")
     found = await executor.docker.containers.get("tocsin-labelled")

@@ -16,6 +16,7 @@ from tocsin.worker.executors import kubernetes as module
 from tocsin.worker.executors.kubernetes import DEADLINE, OWNER, KubernetesExecutor
 from tocsin.worker.targets import KubernetesTarget, Resources
 
+from .conftest import until
 from .kubecluster import Cluster, Pod
 from .remote_kit import Book, attempt_of
 
@@ -159,12 +160,12 @@ def unschedulable(pod: Pod) -> None:
 
 async def test_a_pod_that_finds_no_node_says_so(cluster: Cluster, executor: KubernetesExecutor, book: Book) -> None:
     cluster.scripts["big"] = unschedulable
-    attempt = attempt_of(executor, KubernetesTarget(image="big"), timeout=0.5)
-    assert await book.end_of(attempt) == (
-        "timeout",
-        "timeout",
-        "still waiting after 500 ms: Unschedulable: 0/3 nodes",
-    )
+    attempt = attempt_of(executor, KubernetesTarget(image="big"))
+    under_way: Any = executor._under_way[attempt]
+    await until(lambda: under_way._pod is not None and under_way._pod.status.conditions, within=60)
+    under_way.stop("timeout")
+    message = "still waiting after 60000 ms: Unschedulable: 0/3 nodes"
+    assert await book.end_of(attempt) == ("timeout", "timeout", message)
 
 
 async def test_a_pod_that_somebody_deletes(cluster: Cluster, executor: KubernetesExecutor, book: Book) -> None:
