@@ -94,5 +94,10 @@ async def alone_async(code: int | None = None) -> int:
 
 
 @app.job
+async def crashes() -> None:
+    os._exit(9)
+
+
+@app.job
 async def together() -> int:
     return os.getpid()

@@ -43,6 +43,9 @@ class Gateway:
         self.unknown: set[str] = set()
         self.notes: dict[str, list[wire.RunNote]] = {}
         self.note_faults: list[tuple[int, dict[str, Any]]] = []
+        self.notes_go_on = asyncio.Event()  # until then they wait for their answer
+        self.notes_go_on.set()
+        self.notes_waiting = 0
         self.jobs: dict[str, dict[str, Any]] = {}
         self.puts: list[str] = []
         self.refuse_job: tuple[int, dict[str, Any]] | None = None
@@ -262,6 +265,9 @@ class Gateway:
 
     async def _notes(self, request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=wire.Notes)
+        self.notes_waiting += 1
+        await self._tell()
+        await self.notes_go_on.wait()
         if (gone := await self._gone(request)) is not None:
             return gone
         if self.note_faults:

@@ -163,6 +163,20 @@ async def test_a_checkpoint_that_is_not_kept_is_told(declared: Gateway) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_an_end_that_waits_for_its_checkpoint_is_not_lost_with_its_process(declared: Gateway) -> None:
+    declared.notes_go_on.clear()
+    before = declared.notes_waiting
+    run = declared.python("sdk.counts", args={"up_to": 1, "wait": False})
+    await declared.until(lambda: declared.notes_waiting > before)
+    assert run.run_id not in declared.finished
+    crashed = await declared.end_of(declared.python("sdk.crashes"))
+    assert crashed.error is not None and crashed.error.class_ == "crashed"
+    assert (await declared.end_of(run)).outcome == "succeeded"
+    declared.notes_go_on.set()
+    assert ended_well(await declared.end_of(declared.python("sdk.daily"))) == "us"
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_who_looks_at_the_event_may_end_by_itself(declared: Gateway) -> None:
     run = declared.python("sdk.heeds")
     await declared.line_of(run, "listening")

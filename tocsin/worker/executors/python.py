@@ -438,7 +438,10 @@ class _Runner:
 
     def _finish(self, ended: list[Done]) -> None:
         if self._unkept:
-            self._waiting.update({done.cell: done for done in ended if done.cell in self._unkept})
+            for done in ended:
+                if done.cell in self._unkept:
+                    self._waiting[done.cell] = done
+                    self._stop_by.pop(done.cell, None)  # it has ended in time
             ended = [done for done in ended if done.cell not in self._unkept]
         left = [done for done in ended if done.left_children]
         self._owner.sink.ended([self._end(done) for done in ended if not done.left_children])
@@ -499,7 +502,8 @@ class _Runner:
         """Say what became of the attempts that the runner took with it."""
         ends: list[tuple[Attempt, Finished]] = []
         back: list[Attempt] = []
-        ends += [self._end(done) for done in self._waiting.values()]
+        waiting, self._waiting = self._waiting, {}
+        ends += [self._end(done) for done in waiting.values()]
         for cell, attempt in self._attempts.items():
             started = self._table.cells[cell]
             if started == NOT_STARTED and not attempt.stopping:
