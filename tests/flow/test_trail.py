@@ -100,6 +100,7 @@ async def test_lists_are_narrowed_and_go_on_where_they_ended(scene: Scene, monke
     middle = everything[4]["at"]
     assert await every(**{"from": middle}) == everything[:5]
     assert await every(to=middle) == everything[5:]
+    assert await every(to="2998-12-31T23:59:59Z", **{"from": "1971-01-01T00:00:00Z"}) == everything
 
 
 async def test_bad_questions_are_refused(scene: Scene) -> None:
@@ -241,6 +242,19 @@ async def another_head(scene: Scene) -> None:
     await scene.sql.execute("update audit_heads set hash = sha256('another')")
 
 
+async def another_anchor(scene: Scene) -> None:
+    [key] = await scene.node.objects.keys("audit/1/")
+    said = await scene.node.objects.read(key)
+    assert said is not None
+    place = said.index(b'"hash":"') + 8
+    await scene.node.objects.put(key, said[:place] + b"00" * 32 + said[place + 64 :])
+
+
+async def no_anchor(scene: Scene) -> None:
+    [key] = await scene.node.objects.keys("audit/1/")
+    await scene.node.objects.delete(key)
+
+
 async def written_anew(scene: Scene) -> None:
     await edited(scene)
     await forge(scene)
@@ -261,6 +275,8 @@ LAST = -1  # the number of the last record
         (cut, [("cut", LAST)]),
         (another_head, [("head", LAST)]),
         (written_anew, [("anchor", LAST)]),
+        (another_anchor, [("anchor", LAST)]),
+        (no_anchor, [("anchor", LAST)]),
     ],
 )
 async def test_tampering_is_found_and_named(
@@ -301,7 +317,7 @@ async def test_what_a_restore_gave_up_is_told_and_is_no_tampering(scene: Scene) 
     await seal.seal(scene.db)
     await anchor(scene)
     proof = await scene.api.get("/v1/audit/verify")
-    assert proof["ok"] and proof["anchored_seq"] == last
+    assert proof["ok"] and proof["anchored_seq"] == last - 1
     assert [lost["seq"] for lost in proof["lost_by_restores"]] == [last]
     await edited(scene)
     assert await found(scene) == [("changed", 4)]

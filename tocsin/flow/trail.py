@@ -10,9 +10,10 @@ the proof of what is left starts there.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ MOST_SCANNED = 10_000
 PIECE = 20_000
 _BATCH = 1000
 _MOST_FOUND = 100
+_AT_ONCE = 20  # objects
 _MARK = re.compile(r"(\d{1,18})\.([0-9a-f]{64})\.(\d{1,18})\.(\d{4}-\d\d-\d\d)", re.ASCII)
 _read_gaps = msgspec.json.Decoder(list[Gap]).decode
 _read_restores = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -55,9 +57,9 @@ async def list_records(
         top = (0 if head is None else head["seq"]) + 1 if before is None else before
         bottom = 1
         if wanted.to is not None:
-            top = min(top, await _place(connection, who, top, wanted.to + BACKDATED))
+            top = await _place(connection, who, top, wanted.to, -BACKDATED)
         if wanted.from_ is not None:
-            bottom = await _place(connection, who, top, wanted.from_ - BACKDATED)
+            bottom = await _place(connection, who, top, wanted.from_, BACKDATED)
         lowest = max(bottom, top - MOST_SCANNED)
         rows = await connection.fetch(SQL["list"], who.tenant_id, top, lowest, *wanted, limit)
     if len(rows) == limit:
@@ -65,14 +67,14 @@ async def list_records(
     return [_document(row) for row in rows], lowest if lowest > bottom else None
 
 
-async def _place(connection: Connection, who: Identity, top: int, at: datetime) -> int:
-    """The number from which on records are of `at` or later, if they were in the order of their times, which they are
-    but for minutes."""
+async def _place(connection: Connection, who: Identity, top: int, at: datetime, slack: timedelta) -> int:
+    """The number from which on records, if they were later by `slack`, are of `at` or later, `top` at most. They are in
+    the order of their times but for minutes."""
     low = 1
     while low < top:
         middle = (low + top) // 2
         found = await connection.fetchval(SQL["at"], who.tenant_id, middle)
-        if found is not None and found < at:
+        if found is not None and found + slack < at:
             low = middle + 1
         else:
             top = middle
@@ -152,8 +154,11 @@ async def verify(db: Database, objects: ObjectStore, master: MasterKeys, who: Id
         head = await connection.fetchrow(SQL["head"], who.tenant_id)
         ended = await _walk(connection, walk)
         unsealed = await _look_for_unchained(connection, walk, mark, ended)
-    until = None if ended else walk.day
-    days = await _anchors(objects, who.tenant_id, mark.day, until)
+        # Before the anchors: what is noted as written is there to be read.
+        notes = await connection.fetchrow(SQL["notebook"], who.tenant_id)
+    days = await _anchors(objects, who.tenant_id, mark.day, None if ended else walk.day)
+    if ended and notes is not None and notes["anchored_seq"] > max((a.seq for a in days.anchors), default=0):
+        walk.find("anchor", notes["anchored_seq"], None, f"the anchor of record {notes['anchored_seq']} is gone")
     # After the anchors: none is written before what it anchors is committed.
     async with db.snapshot(who.tenant_id, "trail") as connection:
         shown = await _hold_to_anchors(connection, walk, days, master, ended)
@@ -164,7 +169,7 @@ async def verify(db: Database, objects: ObjectStore, master: MasterKeys, who: Id
         sorted(walk.findings, key=_by_number)[:_MOST_FOUND],
         len(days.anchors),
         shown.signed,
-        max(days.anchors, key=_by_seq, default=None),
+        shown.last,
         shown.lost,
         None if ended else Mark(walk.seq, walk.hash, walk.id, walk.day),
     )
@@ -240,19 +245,21 @@ class _Days(NamedTuple):
 async def _anchors(objects: ObjectStore, tenant_id: int, first: date, last: date | None) -> _Days:
     """From `first`, up to but without `last`."""
     out = _Days([], [])
-    for key in await objects.keys(anchors_folder(tenant_id)):
-        day = key.rpartition("/")[2].partition(".")[0]
-        if day < first.isoformat() or (last is not None and day >= last.isoformat()):
-            continue
-        anchors, odd = read_anchors(await objects.read(key) or b"")
-        out.anchors.extend(anchors)
-        if odd:
-            out.odd.append(key)
+    days = {key.rpartition("/")[2].partition(".")[0]: key for key in await objects.keys(anchors_folder(tenant_id))}
+    upto = "a" if last is None else last.isoformat()
+    wanted = [key for day, key in sorted(days.items()) if first.isoformat() <= day < upto]
+    for some in (wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)):
+        for key, content in zip(some, await asyncio.gather(*map(objects.read, some)), strict=True):
+            anchors, odd = read_anchors(content or b"")
+            out.anchors.extend(anchors)
+            if odd:
+                out.odd.append(key)
     return out
 
 
 class _Shown(NamedTuple):
     signed: int
+    last: Anchor | None
     lost: list[Anchor]
 
 
@@ -268,7 +275,7 @@ async def _hold_to_anchors(connection: Connection, walk: _Walk, days: _Days, mas
             walk.find("anchor", anchor.seq, None, f"the anchor of {iso(anchor.at)} was not signed by this cluster")
     notes = await connection.fetchrow(SQL["notebook"], walk.tenant_id)
     restores = [] if notes is None else _read_restores(notes["restores"])
-    given_up = [anchor for anchor in days.anchors if is_excused(anchor, restores)]
+    given_up = {anchor.epoch: anchor for anchor in days.anchors if is_excused(anchor, restores)}  # the last of each
     binding = sorted((anchor for anchor in days.anchors if not is_excused(anchor, restores)), key=_by_seq)
     wanted = sorted({anchor.seq for anchor in binding})
     stored = {row["seq"]: row["hash"].hex() for row in await connection.fetch(SQL["hashes"], walk.tenant_id, wanted)}
@@ -278,7 +285,7 @@ async def _hold_to_anchors(connection: Connection, walk: _Walk, days: _Days, mas
         walk.find(*finding)
     if ended:
         await _hold_to_notes(connection, walk, notes)
-    return _Shown(signed, given_up)
+    return _Shown(signed, binding[-1] if binding else None, list(given_up.values()))
 
 
 def _signature(anchor: Anchor, tenant_id: int, master: MasterKeys) -> bool | None:
