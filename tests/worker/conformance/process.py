@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import Any
 
 import psutil
+
+from tocsin.worker.sandbox import Sandbox
 
 from .harness import BINARY, Deed, Harness
 
@@ -47,8 +48,8 @@ class SandboxHarness(ProcessHarness):
     python = "/usr/bin/python3"  # where a sandbox can see it
 
     def missing(self) -> str:
-        if shutil.which("bwrap") is None:
-            return "there is no bubblewrap"
+        if not Sandbox().works:
+            return "bubblewrap is not here, or may not make namespaces"
         return "" if os.access(self.python, os.X_OK) else f"there is no {self.python}"
 
     def target(self, deed: Deed) -> dict[str, Any]:

@@ -107,6 +107,8 @@ class ProcessExecutor(Executor):
 
     def _room(self, attempt: Attempt) -> _Room:
         target: ProcessTarget = attempt.target
+        if target.sandbox and not self._sandbox.works:
+            raise OSError("this worker has no sandbox")
         hold = self._limits.hold(attempt.resources)
         if target.cwd is not None:
             return _Room(hold, None)
