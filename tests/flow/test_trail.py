@@ -169,6 +169,20 @@ async def test_one_server_seals_at_a_time(scene: Scene) -> None:
     assert await found(scene) == []
 
 
+async def test_no_anchor_is_made_before_old_records_are_sealed(scene: Scene) -> None:
+    """As after an upgrade: records of years before the first anchor are no back-dated ones."""
+    await scene.job(name="sealed")
+    await seal.seal(scene.db)
+    old = await scene.now() - timedelta(days=400)
+    await scene.sql.execute(
+        "insert into audit (tenant_id, at, actor, action, target) values (1, $1, 'k', 'a', 't')", old
+    )
+    assert await anchor(scene) == 0
+    await seal.seal(scene.db)
+    assert await anchor(scene) == 1
+    assert await found(scene) == []
+
+
 async def test_a_long_chain_is_proved_piece_by_piece(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trail, "PIECE", 2)
     monkeypatch.setattr(trail, "_BATCH", 2)

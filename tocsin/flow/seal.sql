@@ -62,12 +62,15 @@ update audit_heads set restores = restores || jsonb_build_array(jsonb_build_arra
 update audit_sealer set high = $1, gaps = $2, epoch = $3
 
 -- :name due_anchors
--- Heads that are not anchored, once a minute each; whoever gets one has a minute for it.
+-- Heads that are not anchored, once a minute each; whoever gets one has a minute for it. None while older records are
+-- still to be sealed, as after an upgrade: an anchor also says that there were no others.
 update audit_heads h
    set anchored_at = now()
   from (select h.tenant_id from audit_heads h
          where h.anchored_seq < h.seq
            and (h.anchored_at is null or h.anchored_at <= now() - $2 * interval '1 second')
+           and coalesce((select a.at from audit a where a.id > (select s.high from audit_sealer s) order by a.id limit 1)
+                            > now() - interval '1 minute', true)
          order by h.tenant_id
          limit $1
            for update skip locked) d
