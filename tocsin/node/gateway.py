@@ -204,20 +204,11 @@ class Gateway:
         """End an attempt in its own words, told with its token; who is to be told that. A repeat changes nothing."""
         found = await attempt_of(self._db, who.tenant_id, who.key_id, who.fence)
         if found is None or found.outcome not in (None, body.outcome):
-            raise Conflict("this attempt has ended, or another has taken its place", code="superseded")
+            raise _superseded()
         if found.outcome is not None:
             return []
-        end = Finished(
-            run_id=who.key_id,
-            attempt=found.attempt,
-            fence=who.fence,
-            outcome=body.outcome,
-            ran_ms=_UNTIL_NOW,
-            error=None if body.error is None else RunError(class_=body.error.class_, message=body.error.message),
-            result=body.result,
-        )
-        if not await self._reports.add([Ending(found.worker_id, end)]):
-            raise Conflict("this attempt has ended, or another has taken its place", code="superseded")
+        if not await self._reports.add([Ending(found.worker_id, _ended(who, found.attempt, body))]):
+            raise _superseded()
         self._dispatcher.look_for_room()
         return [Stop(who.key_id, found.worker_id, who.fence, ended=True)]
 
@@ -466,6 +457,20 @@ class Gateway:
                 session.orders.append(StopOrder(run_id=run_id, fence=fence, reason="ended", ended=True))
 
 
+def _ended(who: Identity, attempt: int, body: Completion) -> Finished:
+    """The end of an attempt as its own token tells it."""
+    error = body.error
+    return Finished(
+        run_id=who.key_id,
+        attempt=attempt,
+        fence=who.fence,
+        outcome=body.outcome,
+        ran_ms=_UNTIL_NOW,
+        error=None if error is None else RunError(class_=error.class_, message=error.message),
+        result=body.result,
+    )
+
+
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:
     return {f"{job}:{version}": s.msgpack if packed else s.json for (_, job, version), s in known.items()}
 
@@ -479,6 +484,10 @@ def _instant(text: str) -> datetime | None:
     with contextlib.suppress(ValueError):
         return Instant.parse(text).at
     return None
+
+
+def _superseded() -> Conflict:
+    return Conflict("this attempt has ended, or another has taken its place", code="superseded")
 
 
 def _unknown_worker() -> NotFound:
