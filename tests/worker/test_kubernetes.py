@@ -254,6 +254,7 @@ async def test_a_deletion_that_fails_is_tried_again(cluster: Cluster, executor: 
     attempt = attempt_of(executor, KubernetesTarget(image="busybox", command=WAIT))
     await book.line_of(attempt, "up")
     cluster.faults += [("DELETE", "/jobs", 500), ("DELETE", "/jobs", 503), ("GET", "/jobs/", 500)]
+    cluster.faults += [("GET", "/jobs", 500)]  # and the watch for its end
     executor.stop(attempt)
     assert (await book.end_of(attempt))[0] == "cancelled"
     assert not cluster.jobs and not cluster.faults

@@ -159,7 +159,7 @@ class _Job(Remote):
                 if job is None or has_ended:
                     return
                 await self._hurry()
-                await self._gone(job)
+                await self._deletion_of(job)
             except TROUBLE as exc:
                 log.warning("a Job cannot be deleted yet", name=self._name, why=str(exc))
                 if has_ended:  # what is left of it goes by itself
@@ -194,7 +194,7 @@ class _Job(Remote):
 
     async def _create(self) -> Job:
         """A Job that does not run yet, alone in its place."""
-        while True:
+        async for _ in pauses():
             try:
                 document: Any = Job.from_dict(self._document())
                 made: Job = await whole(self._cluster.client.create(document))
@@ -210,7 +210,8 @@ class _Job(Remote):
             if int(label_of(found, FENCE)) > self.attempt.run.fence:
                 raise Superseded
             await self._cluster.client.remove(found)
-            await self._gone(found)
+            await self._deletion_of(found)
+        raise AssertionError
 
     async def _release(self, job: Job) -> None:
         """Give it its environment and let it run. The environment has secrets, so it is none of the Job's own fields;
@@ -363,18 +364,8 @@ class _Job(Remote):
                 if code_of(exc) != 404:
                     raise
 
-    async def _gone(self, job: Job) -> None:
-        """Until the cluster says that neither it nor its pods are there any more."""
-        assert job.metadata is not None
-        async for _ in pauses():
-            found = await self._named()
-            if found is None or found.metadata is None or found.metadata.uid != job.metadata.uid:
-                return
-            with contextlib.suppress(*TROUBLE):
-                async with asyncio.timeout(LOOK_ANEW):
-                    await self._deletion_of(found)
-
     async def _deletion_of(self, job: Job) -> None:
+        """Until the cluster says that it is gone, or for as long as it can be heard: then one has to look again."""
         assert job.metadata is not None
         watch = self._cluster.client.watch(
             Job,
@@ -382,9 +373,11 @@ class _Job(Remote):
             fields={"metadata.name": self._name},
             resource_version=job.metadata.resourceVersion,
         )
-        async for change, _ in watch:
-            if change == "DELETED":
-                return
+        with contextlib.suppress(*TROUBLE):
+            async with asyncio.timeout(LOOK_ANEW):
+                async for change, _ in watch:
+                    if change == "DELETED":
+                        return
 
 
 class _NameTaken(Exception):
