@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.flow.kit import Scene
+from tests.flow.kit import PROCESS, Scene
 from tocsin.flow import seal, trail
 from tocsin.flow.shared import audit
 from tocsin.model.audit import GENESIS, link
@@ -74,6 +74,29 @@ async def test_a_record_says_who_what_from_where_and_what_it_was_before(scene: S
     assert edit["after"] not in (None, edit["before"])
     assert edit["request_id"] == "deploy-17" and len(create["request_id"]) == 24
     assert edit["detail"] == {"version": 2}
+
+
+async def test_what_a_document_was_is_what_it_became_before(scene: Scene) -> None:
+    api = scene.api
+    for calls in (5, 6):
+        await api.call("PUT", "/v1/circuits/billing", json={"calls": calls})
+    for day in ("2026-12-24", "2026-12-25"):
+        await api.call("PUT", "/v1/calendars/holidays", json={"days": [day]})
+    await api.delete("/v1/calendars/holidays")
+    for policy in ("fifo", "fair"):
+        await api.call("PATCH", "/v1/pools/default", json={"policy": policy})
+    await api.post("/v1/jobs/batch", {"jobs": [{"target": PROCESS, "schedule": {"manual": True}}] * 2})
+    await seal.seal(scene.db)
+    told: dict[str, list[tuple[str | None, str | None]]] = {}
+    for record in reversed((await api.get("/v1/audit"))["items"]):
+        told.setdefault(record["target"], []).append((record["before"], record["after"]))
+    for target, made, ends in (("circuit:billing", True, False), ("calendar:holidays", True, True)):
+        changes = told[target]
+        assert [before for before, _ in changes[1:]] == [after for _, after in changes[:-1]], target
+        assert ((changes[0][0] is None), (changes[-1][1] is None)) == (made, ends), target
+    assert told["pool:default"][0] == told["pool:default"][1][::-1]
+    [batch] = [changes for target, changes in told.items() if target.startswith("job:")]
+    assert batch[0][0] is None and batch[0][1] is not None
 
 
 async def test_lists_are_narrowed_and_go_on_where_they_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

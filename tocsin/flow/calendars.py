@@ -86,5 +86,6 @@ async def delete(db: Database, who: Identity, name: str, wish: Wish | None, vers
             raise Conflict(f"job {job} goes by this calendar", code="calendar_in_use")
         await connection.execute(SQL["forget_uses"], who.tenant_id, name)
         await connection.execute(SQL["delete"], who.tenant_id, name)
-        await audit.record(connection, audit.entry(who, "calendar.delete", f"calendar:{name}"))
+        entry = audit.entry(who, "calendar.delete", f"calendar:{name}")
+        await audit.record(connection, entry.changing(was["document"], None))
         await remember(connection, wish, 204, [])

@@ -19,7 +19,7 @@ select name, version, document, created_at, updated_at
 
 -- :name lock_for_delete
 -- Excludes those who are about to go by it: they hold its key.
-select version from calendars where tenant_id = $1 and name = $2 for update
+select version, document from calendars where tenant_id = $1 and name = $2 for update
 
 -- :name in_use
 -- An open job that goes by it.
