@@ -107,7 +107,7 @@ def verify(as_json: Json = False) -> None:
     lost = [one for piece in pieces for one in piece["lost_by_restores"]]
     if as_json:
         counts = {name: sum(piece[name] for piece in pieces) for name in ("checked", "anchors", "signed_anchors")}
-        last = {name: pieces[-1][name] for name in ("records", "anchored_seq", "anchored_at")}
+        last = {name: pieces[-1][name] for name in ("records", "unsealed", "anchored_seq", "anchored_at")}
         print_json({"ok": not findings, "findings": findings, "lost_by_restores": lost} | counts | last)
     else:
         for finding in findings:
