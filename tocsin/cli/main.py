@@ -16,6 +16,7 @@ from tocsin.cli import (
     fleet,
     job,
     key,
+    logs,
     pool,
     report,
     run,
@@ -42,7 +43,7 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, report, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key, audit):
+for room in (job, run, logs, report, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key, audit):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

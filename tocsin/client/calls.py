@@ -370,6 +370,33 @@ def logs(
     return _list("v1", "runs", run_id, "logs", attempt=attempt, stream=stream, after=after, limit=limit)
 
 
+def search_logs(
+    q: str | None = None,
+    *,
+    job: str | None = None,
+    run: str | None = None,
+    tag: str | None = None,
+    from_: datetime | str | None = None,
+    to: datetime | str | None = None,
+    level: str | None = None,
+    error_class: str | None = None,
+    limit: int | None = None,
+) -> Call[Page]:
+    """Log lines that have all these words, newest first: `word`, `begin*`, `"a phrase"`."""
+    return _list(
+        *("v1", "logs", "search"),
+        q=q,
+        job=job,
+        run=run,
+        tag=tag,
+        from_=from_,
+        to=to,
+        level=level,
+        error_class=error_class,
+        limit=limit,
+    )
+
+
 def tail_logs(
     run_id: str, *, attempt: int | None = None, stream: str | None = None, after: str | None = None
 ) -> Call[Document]:

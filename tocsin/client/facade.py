@@ -108,6 +108,7 @@ class Calls:
     retry_run = Endpoint(calls.retry_run)
     logs = Listing(calls.logs)
     tail_logs = Following(calls.tail_logs)
+    search_logs = Listing(calls.search_logs)
     events = Following(calls.events)
 
     put_calendar = Endpoint(calls.put_calendar)

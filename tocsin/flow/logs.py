@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tocsin.errors import Conflict
-from tocsin.flow.shared.segments import pack, shown, unpack
+from tocsin.flow.shared.segments import Part, shown, unpack, write
 from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
@@ -24,6 +24,7 @@ class _Fresh(NamedTuple):
     """The lines of a chunk that are not stored yet, and how many come before them."""
 
     tenant_id: int
+    job_id: str
     chunk: LogChunk
     first_line: int
     room: int | None  # bytes that the tenant may still log today, as it was before this shipment
@@ -37,11 +38,18 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     fresh = _fresh(chunks, await _stored(db, worker_id, chunks))
     if not fresh:
         return
-    key = f"logs/{fresh[0].chunk.run_id[:6]}/{new_id(db.clock.now())}.zst"
+    id_ = new_id(db.clock.now())
+    key = f"logs/{fresh[0].chunk.run_id[:6]}/{id_}.zst"
     used: Counter[int] = Counter()
-    rows, body = _segment(key, fresh, used)
+    body, segments = write(_parts(fresh, used))
     await objects.put(key, body)
-    await db.fetch("engine", SQL["add"], *columns(rows, 8))
+    frames = [
+        (segment.tenant_id, frame.run_id, frame.attempt, frame.first_line, frame.lines, frame.position, frame.bytes)
+        for segment in segments
+        for frame in segment.frames
+    ]
+    own = [segment[:8] for segment in segments]
+    await db.fetch("engine", SQL["add"], key, id_, *columns(frames, 7), *columns(own, 8))
     if used:
         # After the lines: who dies in between has logged for nothing, which is better than to have paid for nothing.
         await db.fetch("engine", SQL["use"], *columns(list(used.items()), 2))
@@ -75,7 +83,7 @@ def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:
                 extra={"run_id": chunk.run_id, "attempt": chunk.attempt, "expected_offset": have},
             )
         if chunk.offset + len(chunk.lines) > have:
-            fresh.append(_Fresh(held[i]["tenant_id"], chunk, have, held[i]["room"]))
+            fresh.append(_Fresh(held[i]["tenant_id"], held[i]["job_id"], chunk, have, held[i]["room"]))
             lines[key] = chunk.offset + len(chunk.lines)
     return fresh
 
@@ -85,20 +93,15 @@ def _superseded(chunk: LogChunk) -> Conflict:
     return Conflict("this attempt is over or belongs to another worker", code="superseded", extra=about)
 
 
-def _segment(key: str, fresh: list[_Fresh], used: Counter[int]) -> tuple[list[tuple[Any, ...]], bytes]:
-    rows, parts, position = [], [], 0
-    for tenant_id, chunk, first_line, room in fresh:
+def _parts(fresh: list[_Fresh], used: Counter[int]) -> Iterator[Part]:
+    for tenant_id, job_id, chunk, first_line, room in fresh:
         new = chunk.lines[first_line - chunk.offset :]
         lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in new]
         if room is not None:
             lines = _within(lines, room - used[tenant_id])
             used[tenant_id] += sum(len(line[3].encode()) for line in lines)
-        frame = pack(lines)
         # All lines are counted, those too that were cut: the worker goes on behind them.
-        rows.append((tenant_id, chunk.run_id, chunk.attempt, first_line, len(new), key, position, len(frame)))
-        parts.append(frame)
-        position += len(frame)
-    return rows, b"".join(parts)
+        yield Part(tenant_id, chunk.run_id, chunk.attempt, job_id, first_line, len(new), lines)
 
 
 def _within(lines: list[LogLine], room: int) -> list[LogLine]:

@@ -1,29 +1,128 @@
-"""How log lines lie in an object, and how they are shown."""
+"""How log lines lie in an object, and how they are shown.
+
+An object has frames, each the compressed lines of one attempt; behind them, for each tenant, a directory of its frames
+with a filter of the words in them. What a directory tells of a tenant is that tenant's segment.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
 
 from tocsin.clock import EPOCH, iso
 from tocsin.model.loglines import parted
+from tocsin.model.logsearch import Filter, words
 from tocsin.wire import LogLine
 
 _LINES = msgspec.msgpack.Decoder(list[LogLine])
 _LATEST = 32_000_000_000.0  # a worker's clock may say anything; the year 2984 is late enough
 
 
-def pack(lines: list[LogLine]) -> bytes:
-    """Lines of one attempt as a frame."""
-    return zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(lines))
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """Where lines of an attempt lie in an object. `lines` counts those too that were cut off."""
+
+    run_id: str
+    attempt: int
+    job_id: str
+    first_line: int
+    lines: int
+    position: int
+    bytes: int
+
+
+class _Directory(msgspec.Struct, array_like=True):
+    filter: bytes
+    frames: list[Frame]
+
+
+_DIRECTORY = msgspec.msgpack.Decoder(_Directory)
+
+
+class Part(NamedTuple):
+    """Lines of one attempt that are to become a frame; `counted`: with those that were cut off."""
+
+    tenant_id: int
+    run_id: str
+    attempt: int
+    job_id: str
+    first_line: int
+    counted: int
+    lines: list[LogLine]
+
+
+class Segment(NamedTuple):
+    """What a tenant has in an object; `position` and `bytes` are the directory's."""
+
+    tenant_id: int
+    position: int
+    bytes: int
+    lines: int
+    raw_bytes: int
+    stored_bytes: int
+    first_at: datetime
+    last_at: datetime
+    frames: list[Frame]
+
+
+def write(parts: Iterable[Part], level: int = 3) -> tuple[bytes, list[Segment]]:
+    """An object with these lines, and its segments."""
+    body = bytearray()
+    found = []
+    packer = zstandard.ZstdCompressor(level=level)
+    for tenant_id, own in groupby(sorted(parts, key=lambda part: part.tenant_id), key=lambda part: part.tenant_id):
+        start, raw, seen, stamps = len(body), 0, set[bytes](), list[float]()
+        frames = []
+        for part in own:
+            text = "\n".join([line[3] for line in part.lines]).encode("utf-8", "replace")
+            raw += len(text)
+            seen |= words(text)
+            seen |= {level_word(level) for level in {line[2] for line in part.lines}} | {job_word(part.job_id)}
+            stamps += [line[0] for line in part.lines]
+            frame = packer.compress(msgspec.msgpack.encode(part.lines))
+            frames.append(Frame(*part[1:6], len(body), len(frame)))
+            body += frame
+        directory = packer.compress(msgspec.msgpack.encode(_Directory(Filter.of(seen).bits, frames)))
+        lines, stored = sum(frame.lines for frame in frames), len(body) - start
+        first, last = instant(min(stamps, default=0.0)), instant(max(stamps, default=0.0))
+        found.append(Segment(tenant_id, len(body), len(directory), lines, raw, stored, first, last, frames))
+        body += directory
+    return bytes(body), found
+
+
+def level_word(level: str) -> bytes:
+    """What a filter has for lines of this level; no word of a text has a colon."""
+    return b"level:" + level.encode("utf-8", "replace")
+
+
+def job_word(job_id: str) -> bytes:
+    """The same for a job's lines."""
+    return b"job:" + job_id.encode()
+
+
+def read_directory(data: bytes) -> tuple[Filter, list[Frame]]:
+    """What a segment has."""
+    found = _DIRECTORY.decode(zstandard.ZstdDecompressor().decompress(data))
+    return Filter(found.filter), found.frames
+
+
+def inflate(frame: bytes) -> bytes:
+    """A frame's lines, to be looked at before they are decoded."""
+    return zstandard.ZstdDecompressor().decompress(frame)
+
+
+def decode(raw: bytes) -> list[LogLine]:
+    """The lines of an inflated frame."""
+    return _LINES.decode(raw)
 
 
 def unpack(frame: bytes) -> list[LogLine]:
     """The lines of a frame."""
-    return _LINES.decode(zstandard.ZstdDecompressor().decompress(frame))
+    return decode(inflate(frame))
 
 
 def shown(seq: int, line: LogLine) -> dict[str, Any]:
@@ -33,7 +132,7 @@ def shown(seq: int, line: LogLine) -> dict[str, Any]:
     logger, fields = (about.logger or None, about.fields or None) if about is not None else (None, None)
     return {
         "seq": seq,
-        "ts": _instant(ts),
+        "ts": iso(instant(ts)),
         "stream": stream,
         "level": level,
         "text": text,
@@ -42,6 +141,7 @@ def shown(seq: int, line: LogLine) -> dict[str, Any]:
     }
 
 
-def _instant(seconds: float) -> str:
+def instant(seconds: float) -> datetime:
+    """When a line was written."""
     # The order of the arguments matters: what is no number is then 0.
-    return iso(EPOCH + timedelta(seconds=min(max(0.0, seconds), _LATEST)))
+    return EPOCH + timedelta(seconds=min(max(0.0, seconds), _LATEST))

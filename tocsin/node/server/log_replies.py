@@ -33,5 +33,13 @@ class TailedLine(LogText):
     attempt: int
 
 
+class FoundLine(LogText):
+    """A line that was looked for, and whose it is."""
+
+    run_id: str
+    job_id: str
+    attempt: int
+
+
 class LogsStored(Reply):
     stored: Literal[True]

@@ -22,7 +22,7 @@ from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.node.server.audit_replies import AuditProof, AuditRecord
-from tocsin.node.server.log_replies import Logs, LogsStored, TailedLine
+from tocsin.node.server.log_replies import FoundLine, Logs, LogsStored, TailedLine
 from tocsin.node.server.replies import (
     Attempt,
     Completed,
@@ -199,6 +199,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         query=("attempt", "stream", "format"),
         media="text/plain",
     ),
+    ("GET", "/v1/logs/search"): Operation(
+        "Search log lines, newest first (a run's: oldest first); a page may be short, or empty, without being the last",
+        Page[FoundLine],
+        query=("q", "job", "run", "tag", "from", "to", "level", "error_class", *_PAGED),
+    ),
     ("GET", "/v1/events"): Operation(
         "Follow the changes of runs and jobs as they are committed (server-sent events; `data` is as described)",
         Event,
@@ -363,6 +368,14 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
         "go on behind the line with this id, `attempt.seq`; the header `Last-Event-ID` goes before it",
         _STRING,
     ),
+    "/v1/logs/search?q": (
+        'words that a line must have, all of them; `begin*` begins a word, `"a b"` are words that follow each other',
+        _STRING,
+    ),
+    "/v1/logs/search?from": ("only lines written at this time or later", _TIME),
+    "/v1/logs/search?to": ("only lines written before this time", _TIME),
+    "run": ("only lines of this run, by its id", _UUID),
+    "level": ("only lines of this level", {**_STRING, "examples": ["error"]}),
     "format": ("text unless given", {"type": "string", "enum": ["text", "ndjson"]}),
     "type": ("only events about this", {"type": "string", "enum": ["run", "job", "circuit"]}),
     "/v1/events?after": ("go on behind the event with this id; the header `Last-Event-ID` goes before it", _STRING),

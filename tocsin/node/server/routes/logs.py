@@ -1,4 +1,4 @@
-"""The logs of runs: read, followed, downloaded."""
+"""The logs of runs: read, followed, downloaded, searched."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from tocsin.errors import BadRequest
-from tocsin.flow import history, logs
+from tocsin.flow import history, logs, search
 from tocsin.model.loglines import harmless
-from tocsin.node.server.http import Call, answer, limit_of, number_of
+from tocsin.model.logsearch import Query
+from tocsin.node.server.http import Call, answer, id_of, instant_of, limit_of, number_of, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import route
 from tocsin.node.tails import Place
@@ -55,6 +56,29 @@ async def download_logs(call: Call) -> Reply:
         media_type="text/plain; charset=utf-8" if kind == "text" else "application/x-ndjson",
         stream=_written(call, run_id, query.get("stream"), first, kind),
     )
+
+
+@route("GET", "/v1/logs/search", "runs.read")
+async def search_logs(call: Call) -> Reply:
+    query = call.query("q", "job", "run", "tag", "from", "to", "level", "error_class", "limit", "cursor")
+    try:
+        words = Query.parse(query["q"]) if "q" in query else Query()
+    except ValueError as error:
+        raise BadRequest(f"q: {error}", code="invalid_query") from None
+    wanted = search.Wanted(
+        words,
+        id_of(query, "job"),
+        id_of(query, "run"),
+        tag_of(query),
+        instant_of(query, "from"),
+        instant_of(query, "to"),
+        query.get("level"),
+        query.get("error_class"),
+    )
+    node, limit = call.node, limit_of(query)
+    cursor = search.parse_cursor(query["cursor"], node.db.clock.now()) if "cursor" in query else None
+    found = await search.search(node.db, node.objects, call.who.tenant_id, wanted, cursor, limit)
+    return answer({"items": found.lines, "next_cursor": None if found.cursor is None else str(found.cursor)})
 
 
 async def _written(
