@@ -46,7 +46,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,  # a page takes a tenth of that, where nobody else works
         )
 
 
