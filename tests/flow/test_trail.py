@@ -240,13 +240,14 @@ async def deleted_with_its_place(scene: Scene) -> None:
 
 
 async def put_in_behind_the_sealer(scene: Scene) -> None:
-    await scene.sql.execute("select setval(pg_get_serial_sequence('audit', 'id'), 10000)")
+    passed_by = await scene.value("select setval('audit_id_seq', last_value + 9) from audit_id_seq") - 5
     await scene.job(name="later")
     await seal.seal(scene.db)
     await scene.sql.execute("update audit_sealer set gaps = '[]'")
     await scene.sql.execute(
         "insert into audit (id, tenant_id, at, actor, action, target) overriding system value"
-        " select 9000, tenant_id, at, actor, action, target from audit limit 1"
+        " select $1::bigint, tenant_id, at, actor, action, target from audit limit 1",
+        passed_by,
     )
 
 
