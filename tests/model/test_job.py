@@ -104,6 +104,7 @@ def test_a_wrong_shape_does_not_decode(given: dict[str, Any]) -> None:
         ({"target": {"kind": "process", "command": " ", "shell": True}}, "target.command[0]"),
         ({"target": {"kind": "process", "command": "a\0b", "shell": True}}, "target.command"),
         ({"target": PROCESS | {"stdin": "a\0b"}}, "target.stdin"),
+        ({"target": PROCESS | {"sandbox": True, "cwd": "/"}}, "target.cwd"),
         ({"target": {"kind": "process", "command": ["x" * 131_073]}}, "target.command"),
         ({"target": PROCESS | {"env": {"LD_PRELOAD": "x"}}}, "target.env.LD_PRELOAD"),
         ({"target": PROCESS | {"env": {"PATH": "x"}}}, "target.env.PATH"),

@@ -229,6 +229,12 @@ print(json.dumps({{
     assert able == {"write here", "write to tmp"} and not exists("/tmp/mine")
 
 
+async def test_a_sandbox_has_no_window(gateway: Gateway) -> None:
+    """The server refuses such a job; a worker does not trust it to."""
+    end = await gateway.end_of(sandboxed(gateway, "", cwd="/"), PATIENCE)
+    assert told(end) == ("failed", "start")
+
+
 async def test_how_a_sandboxed_program_ends(gateway: Gateway) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     exits, dies = sandboxed(gateway, "raise SystemExit(3)"), sandboxed(gateway, code)

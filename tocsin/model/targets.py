@@ -138,6 +138,8 @@ def wrong_target(target: Target, secrets: Iterable[str] = ()) -> Iterator[tuple[
 def _wrong_process(target: ProcessTarget) -> Iterator[tuple[str, str]]:
     if "\0" in "".join((target.cwd or "", target.stdin or "")):
         yield "target.stdin", "a NUL character cannot be passed to a program"
+    if target.sandbox and target.cwd is not None:
+        yield "target.cwd", "a program in a sandbox has a folder of its own: naming another would let it look out"
     if isinstance(target.command, str) and not target.shell:
         yield "target.command", "is a list of the program and its arguments; one line of text needs shell: true"
     if not target.words[0].strip():

@@ -29,13 +29,13 @@ class Sandbox:
         if self._bwrap is None or (self.owner is not None and self._setpriv is None):
             return False
         try:
-            return subprocess.run([*self.around(None, None), "true"], capture_output=True, timeout=10).returncode == 0
+            return subprocess.run([*self.around(), "true"], capture_output=True, timeout=10).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             return False
 
-    def around(self, folder: str | None, cwd: str | None) -> list[str]:
-        """What is put in front of a command. `folder` can be written to, `cwd` be read."""
-        return [*self._as_nobody(), self._bwrap or "bwrap", *_arguments(folder, cwd)]
+    def around(self, folder: str | None = None) -> list[str]:
+        """What is put in front of a command, which begins in `folder` and may write there."""
+        return [*self._as_nobody(), self._bwrap or "bwrap", *_arguments(folder)]
 
     def _as_nobody(self) -> Iterator[str]:
         if self.owner is not None:
@@ -43,13 +43,11 @@ class Sandbox:
             yield from ("--clear-groups", "--pdeathsig", "KILL", "--")
 
 
-def _arguments(folder: str | None, cwd: str | None) -> Iterator[str]:
+def _arguments(folder: str | None) -> Iterator[str]:
     yield from ("--unshare-all", "--die-with-parent")
     for path in _SYSTEM:
         yield from ("--ro-bind-try", path, path)
     yield from ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/var/tmp")
-    if cwd is not None:
-        yield from ("--ro-bind", cwd, cwd, "--chdir", cwd)
-    elif folder is not None:
+    if folder is not None:
         yield from ("--bind", folder, folder, "--chdir", folder)
     yield "--"

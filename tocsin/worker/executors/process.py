@@ -107,8 +107,8 @@ class ProcessExecutor(Executor):
 
     def _room(self, attempt: Attempt) -> _Room:
         target: ProcessTarget = attempt.target
-        if target.sandbox and not self._sandbox.works:
-            raise OSError("this worker has no sandbox")
+        if target.sandbox and (target.cwd is not None or not self._sandbox.works):
+            raise OSError("this worker has no sandbox for it")
         hold = self._limits.hold(attempt.resources)
         if target.cwd is not None:
             return _Room(hold, None)
@@ -128,7 +128,7 @@ class ProcessExecutor(Executor):
         target: ProcessTarget = attempt.target
         tree = self._family.tree(f"{attempt.run.run_id}:{attempt.run.fence}")
         env = self._environment(attempt, tree.mark, room)
-        around = self._sandbox.around(room.folder, target.cwd) if target.sandbox else []
+        around = self._sandbox.around(room.folder) if target.sandbox else []
         command = _command(target, target.cwd or room.folder or "", env)
         with _stdin(target.stdin) as stdin, _large_args(env) as files, proctree.branded(tree.brands[0]):
             # On the loop's thread on purpose: the child dies with the thread that starts it.
