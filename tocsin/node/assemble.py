@@ -25,6 +25,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
 from tocsin.node.breaker import Breaker
+from tocsin.node.compactor import Compactor
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.events import Events
 from tocsin.node.gateway import Gateway
@@ -113,6 +114,7 @@ class Node:
             Caretaker(self.db, self._server, self.retire, self._measure_pools),
             self.events,
             self.tails,
+            Compactor(self.db, self.objects),
         ]
         for loop in self._loops if loops else ():
             loop.start()

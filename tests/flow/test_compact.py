@@ -1,0 +1,176 @@
+"""compact: fewer, larger segments with the same lines, whatever dies at whatever step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flow.kit import Scene, WorkerHand
+from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
+from tocsin.flow import compact
+from tocsin.settings import Settings
+
+Run = dict[str, Any]
+NOW = time.time()
+
+
+@pytest.fixture
+async def worker(scene: Scene, worker_key: str) -> WorkerHand:
+    return await WorkerHand.register(scene.node, worker_key)
+
+
+@pytest.fixture
+async def tenant(scene: Scene) -> int:
+    return int(await scene.value("select id from tenants where slug = 'default'"))
+
+
+async def held(scene: Scene, worker: WorkerHand) -> Run:
+    await scene.ask(await scene.job())
+    [key] = await scene.taken(worker.id)
+    return {"run_id": key[0], "attempt": key[1], "fence": key[2]}
+
+
+def chunk(run: Run, offset: int, *texts: str) -> Run:
+    return run | {"offset": offset, "lines": [[NOW + offset + i, "stdout", "info", t] for i, t in enumerate(texts)]}
+
+
+async def logged(scene: Scene, worker: WorkerHand) -> dict[str, list[str]]:
+    """Two runs with lines in ten segments, which have lain there for long."""
+    runs = [await held(scene, worker) for _ in range(2)]
+    wanted: dict[str, list[str]] = {run["run_id"]: [] for run in runs}
+    for turn in range(10):
+        texts = [[f"run {n} line {turn * 3 + i}" for i in range(3)] for n in range(2)]
+        await worker.ship(*(chunk(run, turn * 3, *texts[n]) for n, run in enumerate(runs)))
+        for n, run in enumerate(runs):
+            wanted[run["run_id"]] += texts[n]
+    await ripen(scene)
+    return wanted
+
+
+async def ripen(scene: Scene) -> None:
+    await scene.sql.execute("update log_segments set added_at = now() - interval '2 hours' where replaced_at is null")
+
+
+async def pages(scene: Scene, path: str, key: str, **query: Any) -> list[Any]:
+    items: list[Any] = []
+    while True:
+        page = await scene.api.get(path, params=query)
+        items += page["items"]
+        if page[f"next_{key}"] is None:
+            return items
+        query[key] = page[f"next_{key}"]
+
+
+async def check(scene: Scene, wanted: dict[str, list[str]]) -> None:
+    """Each line is read once, and found once."""
+    for run_id, texts in wanted.items():
+        read = await pages(scene, f"/v1/runs/{run_id}/logs", "after")
+        assert [(line["seq"], line["text"]) for line in read] == list(enumerate(texts, 1))
+    # The new segments become visible a moment after their commit.
+    await scene.sql.execute("update log_segments set added_at = now() where added_at > now()")
+    await scene.sql.execute("update log_segments set replaced_at = now() where replaced_at > now()")
+    found = await pages(scene, "/v1/logs/search", "cursor", q="line")
+    assert sorted(line["text"] for line in found) == sorted(text for texts in wanted.values() for text in texts)
+
+
+async def clean(scene: Scene) -> int:
+    """An hour later."""
+    await scene.sql.execute("update log_garbage set due_at = now() - interval '1 second'")
+    return await compact.clean(scene.db, scene.node.objects)
+
+
+def objects(settings: Settings) -> set[str]:
+    root = settings.home / "objects"
+    return {str(path.relative_to(root)) for path in Path(root).rglob("*.zst")}
+
+
+async def named(scene: Scene) -> set[str]:
+    """The objects that something lies in."""
+    return {
+        row["object"] for row in await scene.rows("select object from log_chunks union select object from log_segments")
+    }
+
+
+async def test_small_segments_become_one(scene: Scene, worker: WorkerHand, tenant: int, settings: Settings) -> None:
+    wanted = await logged(scene, worker)
+    assert await compact.tenants(scene.db) == [tenant]
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 10
+    assert await scene.value("select count(*) from log_chunks") == 2
+    assert await scene.value("select count(*) from log_segments where replaced_at is null") == 1
+    await check(scene, wanted)
+    assert await compact.tenants(scene.db) == []
+    assert await clean(scene) == 10
+    assert len(objects(settings)) == 1 and objects(settings) == await named(scene)
+    await check(scene, wanted)
+    assert await clean(scene) == 0
+
+
+async def test_what_is_fresh_or_little_is_left_alone(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    run = await held(scene, worker)
+    await worker.ship(chunk(run, 0, "a"))
+    assert await compact.tenants(scene.db) == []
+    await scene.sql.execute("update log_segments set added_at = now() - interval '10 minutes'")
+    assert await compact.tenants(scene.db) == [tenant]
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 0
+
+
+POINTS = [f"compact.{point}" for point in (*compact.POINTS, "before_commit", "after_commit")]
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_whoever_dies_anywhere_loses_nothing_and_the_next_turn_repairs(
+    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings, point: str
+) -> None:
+    wanted = await logged(scene, worker)
+    scene.db.failpoints = Failpoints(f"{point}=raise")
+    with pytest.raises(InjectedFault):
+        await compact.compact(scene.db, scene.node.objects, tenant)
+        await clean(scene)
+    scene.db.failpoints = NO_FAILPOINTS
+    await check(scene, wanted)
+    await compact.compact(scene.db, scene.node.objects, tenant)
+    assert await scene.value("select count(*) from log_chunks") == 2
+    await check(scene, wanted)
+    await clean(scene)
+    assert objects(settings) == await named(scene) and len(objects(settings)) == 1
+    await check(scene, wanted)
+    assert await scene.value("select count(*) from log_garbage") == 0
+
+
+async def test_two_at_once_are_one(scene: Scene, worker: WorkerHand, tenant: int, settings: Settings) -> None:
+    wanted = await logged(scene, worker)
+    rows = await scene.db.fetch("engine", compact.SQL["loose"], tenant, compact.SETTLED, 512)
+    group = compact._Group(scene.db, scene.node.objects, tenant, rows)
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 10
+    assert not await group.compact()
+    await check(scene, wanted)
+    assert await clean(scene) == 11
+    assert objects(settings) == await named(scene)
+
+
+async def test_a_search_that_has_begun_goes_on_as_if_nothing_had_been_compacted(
+    scene: Scene, worker: WorkerHand, tenant: int
+) -> None:
+    wanted = await logged(scene, worker)
+    first = await scene.api.get("/v1/logs/search?q=line&limit=25")
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 10
+    rest = await pages(scene, "/v1/logs/search", "cursor", q="line", limit=7, cursor=first["next_cursor"])
+    texts = [line["text"] for line in first["items"] + rest]
+    assert sorted(texts) == sorted(text for lines in wanted.values() for text in lines)
+
+
+async def test_lines_behind_a_cut_keep_their_numbers(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    run = await held(scene, worker)
+    await scene.sql.execute("update tenants set log_bytes_per_day = 10 where id = $1", tenant)
+    await worker.ship(chunk(run, 0, "12345678", "cut", "cut"))
+    await scene.sql.execute("update tenants set log_bytes_per_day = null")
+    await worker.ship(chunk(run, 3, "behind"))
+    path = f"/v1/runs/{run['run_id']}/logs"
+    before = await pages(scene, path, "after")
+    await ripen(scene)
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 2
+    assert await pages(scene, path, "after") == before
+    assert (before[-1]["seq"], before[-1]["text"]) == (4, "behind")

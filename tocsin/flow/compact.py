@@ -1,0 +1,184 @@
+"""compact: the small segments of a tenant's day become few large ones, with fewer rows and better compression.
+
+Steps, each of which may be repeated after a crash: the new object is noted as garbage, written, and in one commit taken
+into use, in the place of the segments that it was made of. Those, and their objects, go an hour later, when no search
+that has begun before needs them. Whoever loses a race, or dies, leaves an object that is noted as garbage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+from tocsin.flow.shared.segments import Frame, Part, Segment, read_directory, unpack, write
+from tocsin.model.ids import instant_of, new_id
+from tocsin.store.db import Connection, Database, Row, Sql, columns
+from tocsin.store.objects import ObjectStore
+
+SQL = Sql(__file__)
+T = TypeVar("T")
+SETTLED = 120.0  # seconds
+# Where a test may end it, in this order; beside before and after its commit.
+POINTS = ("noted", "stored", "removed")
+
+_FULL = 4 * 1024 * 1024  # bytes of lines in a segment
+_MOST_FRAME = 1024 * 1024
+_MOST_SEGMENTS = 512
+_AT_ONCE = 16
+_MOST_GARBAGE = 100
+_LEVEL = 9  # of compression: it is done once
+
+
+class _Lost(Exception):
+    """Somebody else has compacted the same, or taken something of it away."""
+
+
+class _Lying(NamedTuple):
+    """A frame and the object it lies in."""
+
+    object: str
+    frame: Frame
+
+    @property
+    def place(self) -> tuple[str, int, int, str, int]:
+        frame = self.frame
+        return frame.run_id, frame.attempt, frame.first_line, self.object, frame.position
+
+
+async def tenants(db: Database) -> list[int]:
+    """Who has something to compact."""
+    return [row["id"] for row in await db.fetch("engine", SQL["tenants"], SETTLED)]
+
+
+async def compact(db: Database, objects: ObjectStore, tenant_id: int) -> int:
+    """Compact what a tenant has ready; answers how many segments were replaced."""
+    rows = await db.fetch("engine", SQL["loose"], tenant_id, SETTLED, _MOST_SEGMENTS)
+    replaced = 0
+    for group in _groups(rows):
+        if await _Group(db, objects, tenant_id, group).compact():
+            replaced += len(group)
+    return replaced
+
+
+def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Segments of one day that fill one; fewer if they have waited for an hour."""
+    for _, of_day in groupby(rows, key=lambda row: instant_of(row["id"]).date()):
+        group: list[Row] = []
+        for row in of_day:
+            group.append(row)
+            if sum(one["raw_bytes"] for one in group) >= _FULL:
+                yield group
+                group = []
+        if group and (group[-1]["ripe"] or len(rows) == _MOST_SEGMENTS):
+            yield group
+
+
+class _Group:
+    """Segments on their way to be one."""
+
+    def __init__(self, db: Database, objects: ObjectStore, tenant_id: int, rows: Sequence[Row]) -> None:
+        self._db, self._objects, self._tenant_id, self._rows = db, objects, tenant_id, rows
+        # As new as the newest of them, so that searches find it in its place.
+        newest = instant_of(rows[-1]["id"])
+        self._id = new_id(newest)
+        self._object = f"logs/compacted/{tenant_id}/{newest:%Y-%m-%d}/{self._id}.zst"
+
+    async def compact(self) -> bool:
+        """Whether they were replaced."""
+        frames = await self._living([lying for part in await self._read_directories() for lying in part])
+        parts = [part for some in _batches(frames) for part in await self._read(some)]
+        body, segments = await asyncio.to_thread(write, _merged(parts), _LEVEL)
+        await self._db.fetch("engine", SQL["note"], self._object)
+        await self._db.failpoints.hit("compact.noted")
+        if segments:
+            await self._objects.put(self._object, body, durable=True)
+        await self._db.failpoints.hit("compact.stored")
+        try:
+            async with self._db.transaction("compact") as connection:
+                await self._replace(connection, frames, segments)
+        except _Lost:
+            return False
+        return True
+
+    async def _read_directories(self) -> list[list[_Lying]]:
+        async def read(row: Row) -> list[_Lying]:
+            data = await self._objects.get(row["object"], row["position"], row["bytes"])
+            _, frames = read_directory(data)
+            return [_Lying(row["object"], frame) for frame in frames if frame.position not in row["void"]]
+
+        return [lying for some in _batches(self._rows) for lying in await asyncio.gather(*map(read, some))]
+
+    async def _living(self, frames: list[_Lying]) -> list[_Lying]:
+        """Those that are the place of lines still."""
+        rows = await self._db.fetch(
+            "engine", SQL["living"], self._tenant_id, *columns([lying.place for lying in frames], 5)
+        )
+        return [frames[row["n"] - 1] for row in rows]
+
+    async def _read(self, frames: Iterable[_Lying]) -> list[Part]:
+        async def read(lying: _Lying) -> Part:
+            f = lying.frame
+            lines = unpack(await self._objects.get(lying.object, f.position, f.bytes))
+            return Part(self._tenant_id, f.run_id, f.attempt, f.job_id, f.first_line, f.lines, lines)
+
+        return list(await asyncio.gather(*map(read, frames)))
+
+    async def _replace(self, connection: Connection, frames: list[_Lying], segments: list[Segment]) -> None:
+        """All at once, or nothing."""
+        if not await connection.fetch(SQL["use"], self._object):
+            raise _Lost
+        gone = await connection.fetch(SQL["replace"], self._tenant_id, [row["id"] for row in self._rows])
+        places = columns([lying.place for lying in frames], 5)
+        taken = await connection.fetch(SQL["take_out"], self._tenant_id, *places)
+        if len(gone) < len(self._rows) or len(taken) < len(frames):
+            raise _Lost
+        for segment in segments:
+            new = [(f.run_id, f.attempt, f.first_line, f.lines, f.position, f.bytes) for f in segment.frames]
+            await connection.execute(SQL["put_in"], self._tenant_id, self._object, *columns(new, 6))
+            await connection.execute(SQL["add"], self._tenant_id, self._id, self._object, *segment[1:8])
+        await connection.execute(SQL["leave"], [row["object"] for row in gone])
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _AT_ONCE):
+        yield items[start : start + _AT_ONCE]
+
+
+def _merged(parts: list[Part]) -> Iterator[Part]:
+    """Lines of an attempt that follow each other, together; those behind which some were cut off stay apart, because a
+    line is counted by its place."""
+    parts.sort(key=lambda part: (part.run_id, part.attempt, part.first_line))
+    whole: Part | None = None
+    size = 0
+    for part in parts:
+        if whole is not None and size < _MOST_FRAME and _follows(whole, part):
+            whole.lines.extend(part.lines)
+            whole = whole._replace(counted=whole.counted + part.counted)
+        else:
+            if whole is not None:
+                yield whole
+            whole, size = part, 0
+        size += sum(len(line[3]) for line in part.lines)
+    if whole is not None:
+        yield whole
+
+
+def _follows(whole: Part, part: Part) -> bool:
+    same = (whole.run_id, whole.attempt) == (part.run_id, part.attempt)
+    return same and len(whole.lines) == whole.counted and whole.first_line + whole.counted == part.first_line
+
+
+async def clean(db: Database, objects: ObjectStore) -> int:
+    """Remove objects whose time has come; answers how many. Those with segments that are not replaced stay."""
+    rows = await db.fetch("engine", SQL["due"], _MOST_GARBAGE)
+    needed = [row["object"] for row in rows if row["needed"]]
+    if needed:
+        await db.fetch("engine", SQL["keep"], needed)
+    for row in rows:
+        if not row["needed"]:
+            await objects.delete(row["object"])
+            await db.failpoints.hit("compact.removed")
+            await db.fetch("engine", SQL["forget"], row["object"])
+    return len(rows) - len(needed)

@@ -1,0 +1,85 @@
+-- :name tenants
+-- Whose segments lie loose, and have for long enough that no shipment of the same lines is under way any more.
+select t.id
+  from tenants t
+ cross join lateral (
+        select 1 from log_segments s
+         where s.tenant_id = t.id and not s.compacted and s.replaced_at is null
+           and s.added_at < now() - $1 * interval '1 second'
+         limit 1) l
+
+-- :name loose
+-- A tenant's loose segments, oldest first.
+select s.id::text as id, s.object, s.position, s.bytes, s.void, s.raw_bytes,
+       s.added_at < now() - interval '1 hour' as ripe
+  from log_segments s
+ where s.tenant_id = $1 and not s.compacted and s.replaced_at is null
+   and s.added_at < now() - $2 * interval '1 second'
+ order by s.id
+ limit $3
+
+-- :name living
+-- Those of these frames that are the place of lines.
+select i.n
+  from unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::bigint[]) with ordinality
+        as i(run_id, attempt, first_line, object, position, n)
+ cross join lateral (
+        select 1 from log_chunks c
+         where c.tenant_id = $1 and c.run_id = i.run_id and c.attempt = i.attempt and c.first_line = i.first_line
+           and c.object = i.object and c.position = i.position
+         limit 1) c
+
+-- :name note
+-- Before an object is written: if nothing comes to need it, it is to go.
+insert into log_garbage (object, due_at) values ($1, now() + interval '1 hour')
+
+-- :name use
+delete from log_garbage where object = $1 returning 1
+
+-- :name replace
+-- A little in the future: who searches until this commit is seen, and goes on after it, sees the same all the time.
+update log_segments set replaced_at = now() + interval '5 seconds'
+ where tenant_id = $1 and id = any($2::uuid[]) and not compacted and replaced_at is null
+returning object
+
+-- :name take_out
+delete from log_chunks c
+ using unnest($2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::bigint[])
+        as i(run_id, attempt, first_line, object, position)
+ where c.tenant_id = $1 and c.run_id = i.run_id and c.attempt = i.attempt and c.first_line = i.first_line
+   and c.object = i.object and c.position = i.position
+returning 1
+
+-- :name put_in
+insert into log_chunks (tenant_id, run_id, attempt, first_line, lines, object, position, bytes)
+select $1, f.run_id, f.attempt, f.first_line, f.lines, $2, f.position, f.bytes
+  from unnest($3::uuid[], $4::int[], $5::bigint[], $6::int[], $7::bigint[], $8::int[])
+        as f(run_id, attempt, first_line, lines, position, bytes)
+
+-- :name add
+insert into log_segments (tenant_id, id, object, position, bytes, lines, raw_bytes, stored_bytes, first_at, last_at,
+                          compacted, added_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, true, now() + interval '5 seconds')
+
+-- :name leave
+-- What was replaced stays for searches that have begun, and reads that are under way.
+insert into log_garbage (object, due_at)
+select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
+    on conflict (object) do update set due_at = excluded.due_at
+
+-- :name due
+select g.object,
+       exists (select from log_segments s where s.object = g.object and s.replaced_at is null) as needed
+  from log_garbage g
+ where g.due_at < now()
+ order by g.due_at
+ limit $1
+
+-- :name forget
+-- The object is gone.
+with segments as (delete from log_segments where object = $1 and replaced_at is not null)
+delete from log_garbage where object = $1
+
+-- :name keep
+-- Others in it are not compacted yet.
+update log_garbage set due_at = now() + interval '1 hour' where object = any($1::text[])

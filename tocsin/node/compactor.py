@@ -1,0 +1,33 @@
+"""The compactor: makes few large segments of many small ones, and removes what they have replaced."""
+
+from __future__ import annotations
+
+import random
+
+from tocsin.flow import compact
+from tocsin.node.loop import Loop
+from tocsin.store.db import Database
+from tocsin.store.objects import ObjectStore
+
+_PAUSE = 30.0
+
+
+class Compactor(Loop):
+    """Every half minute. Nodes that come upon the same segments do it twice, and one of them for nothing: therefore
+    they begin with different tenants."""
+
+    name = "compactor"
+
+    def __init__(self, db: Database, objects: ObjectStore) -> None:
+        super().__init__()
+        self._db, self._objects = db, objects
+        self._rng = random.Random()
+
+    async def run_once(self) -> float:
+        tenants = await compact.tenants(self._db)
+        self._rng.shuffle(tenants)
+        done = 0
+        for tenant_id in tenants:
+            done += await compact.compact(self._db, self._objects, tenant_id)
+        done += await compact.clean(self._db, self._objects)
+        return 0.0 if done else self._rng.uniform(0.5, 1.5) * _PAUSE
