@@ -10,10 +10,13 @@ import asyncpg
 import pytest
 
 from tests.conftest import Cluster
+from tests.store.washed import database_url, db, washed_database
 from tocsin.errors import Contention, SetupError, Unavailable
 from tocsin.flow import claim
 from tocsin.store import db as module
 from tocsin.store.db import Database, Sql, columns, connect, is_contention, is_data_error
+
+__all__ = ["database_url", "db", "washed_database"]
 
 
 @pytest.fixture

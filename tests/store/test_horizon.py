@@ -11,11 +11,14 @@ import asyncpg
 import pytest
 
 from tests.conftest import Cluster
+from tests.store.washed import database_url, db, washed_database
 from tocsin.errors import Unavailable
 from tocsin.store import horizon as module
 from tocsin.store.db import Database
 from tocsin.store.horizon import Holder, Horizon
 from tocsin.telemetry import LONGEST_TX, SEES_SESSIONS, XMIN_AGE
+
+__all__ = ["database_url", "db", "washed_database"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.proxy import Link
 from tests.conftest import Api, Cluster
 from tests.flow.kit import poll_opened
+from tests.store.washed import database_url, db, washed_database
 from tocsin.errors import Contention, OutcomeUnknown, SetupError, Unavailable
 from tocsin.node.assemble import Node
 from tocsin.settings import Settings
@@ -24,6 +25,8 @@ from tocsin.store import db as module
 from tocsin.store import primary
 from tocsin.store.db import Database
 from tocsin.store.primary import Host, Primary, hosts_of
+
+__all__ = ["database_url", "db", "washed_database"]
 
 
 @pytest.mark.parametrize(

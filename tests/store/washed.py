@@ -1,4 +1,4 @@
-"""A database of its own, and a node's way to it."""
+"""A database that is washed between tests, where one of its own would only take longer, and a node's way to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.flow.conftest import database_url, washed_database
 from tocsin.store.db import Database
 
-__all__ = ["database_url", "washed_database"]
+__all__ = ["database_url", "db", "washed_database"]
 
 
 @pytest.fixture
