@@ -55,6 +55,11 @@ class Settings:
         "environment; empty: the folder `objects` in the home. Also `TOCSIN_OBJECTS`.",
         "",
     )
+    hot_days: int = _doc(
+        "Days that ended runs stay in PostgreSQL before they are archived to object storage, at least 2; 0: for ever.",
+        0,
+    )
+    runs_days: int = _doc("Days that archived runs are kept, unless a tenant's own retention says otherwise.", 365)
     master_key: str = field(
         default="",
         repr=False,
@@ -109,6 +114,10 @@ class Settings:
         for name in ("prefer_seconds", "reserve_after_seconds"):
             if not 0 <= getattr(self, name) <= 86_400:
                 raise SetupError(f"{name} must be between 0 and 86400, not {getattr(self, name):g}")
+        if self.hot_days != 0 and not 2 <= self.hot_days <= 3650:
+            raise SetupError(f"hot_days must be 0, or from 2 to 3650, not {self.hot_days}")
+        if not 1 <= self.runs_days <= 36_500:
+            raise SetupError(f"runs_days must be from 1 to 36500, not {self.runs_days}")
         if not 0 < self.port < 65536:
             raise SetupError(f"port {self.port} is not between 1 and 65535")
 

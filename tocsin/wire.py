@@ -169,12 +169,21 @@ class NewTenant(_Body):
     quotas: QuotaPatch | UnsetType = UNSET
 
 
+class RetentionPatch(_Body):
+    """How long a tenant's records are kept: `runs_days` after they were made, null for as long as the server keeps
+    those of others; with `legal_hold` nothing goes until it is lifted."""
+
+    runs_days: Annotated[int, Meta(ge=1, le=36_500)] | UnsetType | None = UNSET
+    legal_hold: bool | UnsetType = UNSET
+
+
 class TenantPatch(_Body):
     """What to change of a tenant."""
 
     weight: Weight | UnsetType = UNSET
     quotas: QuotaPatch | UnsetType = UNSET
     http_allow: Annotated[list[Annotated[str, Meta(max_length=253)]], Meta(max_length=200)] | UnsetType = UNSET
+    retention: RetentionPatch | UnsetType = UNSET
 
 
 # Without control, bidi and zero-width characters: what people read in lists and the audit.

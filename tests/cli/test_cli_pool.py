@@ -63,6 +63,10 @@ def test_quotas_of_a_tenant(script: Script, tocsin: Tocsin) -> None:
     assert script.asked[-1].body == {"http_allow": ["a.example", "10.0.0.0/8"]}
     assert tocsin("tenant", "set", "acme", "--http-allow", "none").exit_code == 0
     assert script.asked[-1].body == {"http_allow": []}
+    tocsin("tenant", "set", "acme", "--runs-days", "2556", "--legal-hold")
+    assert script.asked[-1].body == {"retention": {"runs_days": 2556, "legal_hold": True}}
+    tocsin("tenant", "set", "acme", "--runs-days", "0", "--no-legal-hold")
+    assert script.asked[-1].body == {"retention": {"runs_days": None, "legal_hold": False}}
     assert tocsin("tenant", "set", "acme", "--quota", "max_jobs=many").exit_code == 2
     assert tocsin("tenant", "set", "acme").exit_code == 2
     script.on("GET", "/v1/tenants/acme", TENANT)

@@ -36,6 +36,7 @@ LEFT_OUT = {
     "compact": "tests/flow/test_compact.py ends it at each of its points",
     "occurrences": "only reads",
     "cold": "only reads",
+    "cold": "only reads",
     "preview": "only reads",
     "reports": "only reads",
     "found": "runs before any server does",
@@ -43,6 +44,7 @@ LEFT_OUT = {
     "drain": "setting one flag twice is setting it once",
     "keys": "one row, as `dead` is tried; its key is told once, so a replay has nothing to compare",
     "tenants": "one row, the same way",
+    "retention": "takes away what is left over; the next turn goes on where it was",
     "rotate": "wraps what is not wrapped yet, so that what a crash left is done by the next call",
 }
 

@@ -13,7 +13,9 @@ import pytest
 
 from tests.flow.kit import Scene
 from tocsin.failpoints import Failpoints, InjectedFault
-from tocsin.flow import archive, partitions
+from tocsin.flow import archive, history, partitions
+from tocsin.flow.shared import cold
+from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import new_id
 from tocsin.store.parquet import Parquet
 
@@ -51,9 +53,9 @@ class Old:
                     *(None if started else "skipped_overlap", made, started, made + timedelta(seconds=2)),
                     *(uuid.uuid4() if started else None, self.rng.choice([None, 0, 137]), "Boom" if started else None),
                     *(
-                        'said "no",\n\\N\r\n' if started else None,
+                        self.rng.choice(["", "\\N", 'said "no",\n\\N\r\n']) if started else None,
                         '{"cpu": 1}',
-                        "" if attempt == 1 else '{"é": "\\u0007"}',
+                        None if attempt == 1 else '{"é": "\\u0007"}',
                     ),
                     *('{"n": 1}', job["id"]),
                 )
@@ -168,3 +170,132 @@ async def test_large_days_are_several_files_and_no_run_is_torn_apart(old: Old, m
     assert await old.archive() == [DAY]
     assert await old.scene.value("select sum(rows) from archives") == count
     assert await old.scene.value("select count(*) from archives") >= 3
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def page(old: Old, **query: Any) -> list[dict[str, Any]]:
+    """All pages of a list."""
+    found: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    for _ in range(100):
+        answer = await old.scene.api.get("/v1/runs", params=query | cursor)
+        found += answer["items"]
+        if answer["next_cursor"] is None:
+            return found
+        cursor = {"cursor": answer["next_cursor"]}
+    raise AssertionError("the pages have no end")
+
+
+async def test_runs_are_read_as_before_by_one_cursor(old: Old) -> None:
+    """Cold, hot and live ones, page by page, by each filter: the same before and after."""
+    a, b = await old.scene.job(name="a", tags={"team": "blue"}), await old.scene.job(name="b")
+    days = [DAY + timedelta(days=d) for d in (-2, -1, 0, 1)]
+    for day in days:
+        await old.make_day(day)
+        await old.rows(a, day, 6)
+        await old.rows(b, day, 4)
+    [live] = await old.scene.ask(a)
+    one = (await old.scene.api.get("/v1/runs", params={"limit": 20}))["items"][12]
+    queries: list[dict[str, Any]] = [
+        {"limit": 3},
+        {"limit": 500},
+        {"job": a["id"], "state": "dead", "limit": 2},
+        {"outcome": "failed"},
+        {"error_class": "Boom", "limit": 7},
+        {"worker": one["worker"] or str(uuid.uuid4())},
+        {"tag": "team:blue"},
+        {"from": f"{days[1]}T01:00:02Z", "to": f"{days[3]}T01:00:01Z", "limit": 4},
+        {"state": "ready"},
+    ]
+    before = [await page(old, **query) for query in queries]
+    seen = {run["id"]: await old.scene.run(run["id"]) for run in before[1]}
+    tried = {id_: await old.scene.api.get(f"/v1/runs/{id_}/attempts") for id_ in seen}
+    assert await old.archive() == days[:3]
+    assert live in seen and len(before[2]) > 0 and len(before[6]) == 25
+    for query, wanted in zip(queries, before, strict=True):
+        assert await page(old, **query) == wanted, query
+    for id_ in seen:
+        assert await old.scene.run(id_) == seen[id_]
+        assert await old.scene.api.get(f"/v1/runs/{id_}/attempts") == tried[id_]
+
+
+async def test_a_page_that_would_take_too_long_goes_on_at_its_cursor(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await old.scene.job()
+    days = [DAY + timedelta(days=d) for d in (-2, -1, 0)]
+    for day in days:
+        await old.make_day(day)
+        await old.rows(job, day, 2, state="dead")
+    await old.archive()
+    monkeypatch.setattr(cold, "_WAVE", 1)
+    monkeypatch.setattr(history, "_MOST_WAVES", 1)
+    first = await old.scene.api.get("/v1/runs", params={"state": "succeeded"})
+    assert first["items"] == [] and first["next_cursor"] is not None
+    assert await page(old, state="succeeded") == []
+    assert len(await page(old, limit=5)) == 6
+
+
+async def test_nobody_reads_another_tenants_archive(old: Old) -> None:
+    await old.scene.api.post("/v1/tenants", {"slug": "other"})
+    other = await old.scene.api.with_key("admin", "other")
+    await old.make_day(DAY)
+    [run] = await old.rows(await old.scene.job(), DAY, 1)
+    await old.archive()
+    assert (await other.get("/v1/runs"))["items"] == []
+    await other.get(f"/v1/runs/{run}", expect=404)
+    await other.post(f"/v1/runs/{run}/retry", expect=404)
+
+
+async def test_an_archived_run_can_be_run_again(old: Old) -> None:
+    await old.make_day(DAY)
+    [run] = await old.rows(await old.scene.job(), DAY, 1)
+    await old.archive()
+    again = await old.scene.api.post(f"/v1/runs/{run}/retry")
+    assert (again["origin_run_id"], again["args"]) == (run, {"n": 1})
+
+
+@pytest.mark.parametrize(
+    "report", ["runs?by=job", "runs?by=day", "failures", "failures?by=job", "utilisation?by=worker"]
+)
+async def test_reports_are_of_hot_and_cold_alike(old: Old, report: str) -> None:
+    """Also between the two: while a day's files are read and its partition is still there."""
+    job = await old.scene.job(name="a")
+    for day in (DAY, DAY + timedelta(days=1)):
+        await old.make_day(day)
+        await old.rows(job, day, 12)
+    path, _, by = report.partition("?")
+    query = {"from": f"{DAY}T00:00:00Z", "to": f"{DAY + timedelta(days=2)}T00:00:00Z"}
+    query |= dict([by.split("=")]) if by else {}
+    before = await old.scene.api.get(f"/v1/reports/{path}", params=query)
+    old.scene.db.failpoints = Failpoints("archive.cold=raise")
+    with pytest.raises(InjectedFault):
+        await old.archive()
+    assert await old.hot() > 0
+    assert await old.scene.api.get(f"/v1/reports/{path}", params=query) == before
+    await old.archive()
+    assert await old.scene.api.get(f"/v1/reports/{path}", params=query) == before
+    assert before["items"]
+
+
+async def test_a_report_under_way_delays_the_end_of_a_partition_and_nobody_else(old: Old) -> None:
+    job = await old.scene.job()
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 3)
+    async with old.scene.db.snapshot((await old.scene.who()).tenant_id, "reports") as reader:
+        count = await reader.fetchval("select count(*) from history")
+        with pytest.raises(Exception, match="lock timeout"):
+            await old.archive()
+        assert await reader.fetchval("select count(*) from history") == count > 0
+        pending = await old.scene.value("select bool_or(inhdetachpending) from pg_inherits")
+        assert pending, "the detachment was begun, and is finished by the next turn"
+        assert len((await old.scene.api.get("/v1/runs"))["items"]) == 3
+    assert await old.archive() == [DAY]
+
+
+async def test_all_that_history_holds_is_archived(scene: Scene) -> None:
+    """A column that comes to the table must come to the files."""
+    rows = await scene.rows(
+        "select attname from pg_attribute where attrelid = 'history'::regclass and attnum > 0 and not attisdropped"
+    )
+    assert {row["attname"] for row in rows} == COLUMNS.keys() - {"job_name", "pool", "spec"}

@@ -47,8 +47,8 @@ class Past:
             "insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, count, fence,"
             " trigger, priority, failures, losses, max_attempts, scheduled_for, ready_at, started_at, finished_at,"
             " worker_id, error_class, tags)"
-            " select tenant_id, $1, $2, id, version, $3, $4, $5, $6, 1, 'manual', 500, 0, 0, 1, $7, $7, $8, $9, $10, $11,"
-            " tags from jobs where id = $12",
+            " select tenant_id, $1, $2, id, version, $3, $4, $5, $6, 1, 'manual', 500, 0, 0, 1, $7, $7, $8, $9, $10,"
+            " $11, tags from jobs where id = $12",
             *(run_id, attempt, final, state or ("succeeded" if outcome == "succeeded" else "dead"), outcome, count),
             *(made, started, (started or made) + timedelta(seconds=ran), worker, error, job["id"]),
         )

@@ -51,6 +51,7 @@ def _fields(tenant: Document) -> Fields:
     yield "weight", str(tenant.get("weight", ""))
     yield "quotas", pairs(_set(tenant)) or "none"
     yield "http allow", ", ".join(tenant.get("http_allow") or []) or "none"
+    yield "retention", pairs(tenant.get("retention"))
     yield "uses", pairs(tenant.get("usage"))
     yield "created", local(tenant.get("created_at"))
 
@@ -80,15 +81,27 @@ def set_(
             metavar="HOST|NETWORK",
         ),
     ] = None,
+    runs_days: Annotated[
+        int | None,
+        typer.Option(min=0, help="Keep its archived runs for so long; 0: as the server does.", metavar="DAYS"),
+    ] = None,
+    legal_hold: Annotated[
+        bool | None, typer.Option("--legal-hold/--no-legal-hold", help="Let none of its records go.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a tenant's weight, quotas, or whom within the platform's walls its http jobs may call."""
+    """Change a tenant's weight, quotas, whom within the platform's walls its http jobs may call, or how long its
+    records are kept."""
     quotas = {name: _quota(name, value) for name, value in assignments(quota, "--quota").items()}
-    if weight is None and not quotas and not http_allow:
-        raise typer.BadParameter("say --weight, --quota or --http-allow")
+    retention = {} if runs_days is None else {"runs_days": runs_days or None}
+    retention |= {} if legal_hold is None else {"legal_hold": legal_hold}
+    if weight is None and not quotas and not http_allow and not retention:
+        raise typer.BadParameter("say --weight, --quota, --http-allow, --runs-days or --legal-hold")
     allow = [] if http_allow == ["none"] else http_allow or None
     with connect() as client:
-        answer = client.update_tenant(slug, weight=weight, quotas=quotas or None, http_allow=allow)
+        answer = client.update_tenant(
+            slug, weight=weight, quotas=quotas or None, http_allow=allow, retention=retention or None
+        )
     print_done(answer, f"changed {slug}", as_json)
 
 

@@ -117,7 +117,7 @@ class _Day:
         await self._point("stored")
         count = await self._prove(tenant_id, part, file)
         await self._point("proved")
-        await self._owner.execute(SQL["add_file"], tenant_id, self._day, file.object, count, file.bytes, checksum)
+        await self._owner.execute(SQL["add_file"], tenant_id, self._day, file.object, count, file.size, checksum)
         await self._point("listed")
 
     async def _prove(self, tenant_id: int, part: Bounds, file: File) -> int:

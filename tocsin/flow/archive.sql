@@ -38,10 +38,13 @@ select h.tenant_id, h.run_id, h.attempt, h.job_id, j.name, j.pool, h.job_version
        h.count, h.fence, h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.first_for at time zone 'UTC',
        h.scheduled_for at time zone 'UTC', h.ready_at at time zone 'UTC', h.started_at at time zone 'UTC',
        h.finished_at at time zone 'UTC', h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args,
-       h.tags::text, h.origin_run_id
+       h.tags::text, h.origin_run_id,
+       case when j.version = h.job_version then j.spec
+            else (select v.spec::text from job_versions v
+                   where v.tenant_id = h.tenant_id and v.job_id = h.job_id and v.version = h.job_version) end
   from history h
   left join lateral (
-        select j.name, l.pool from jobs j join lanes l on l.id = j.lane_id
+        select j.name, j.version, j.spec, l.pool from jobs j join lanes l on l.id = j.lane_id
          where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
  where h.tenant_id = $1::int and h.run_id >= $2::uuid and h.run_id < $3::uuid
  order by h.run_id, h.attempt

@@ -10,7 +10,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, NotFound
-from tocsin.flow.shared import audit
+from tocsin.flow.shared import audit, cold
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
@@ -18,6 +18,7 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.packed import shown
 from tocsin.store.db import Connection, Database, Sql
+from tocsin.store.parquet import Parquet
 
 SQL = Sql(__file__)
 MOST_PER_CALL = 5000
@@ -126,11 +127,15 @@ async def _remaining(connection: Connection, who: Identity, chosen: Chosen) -> i
     return await connection.fetchval(SQL["remaining"], who.tenant_id, *chosen.match)  # type: ignore[no-any-return]
 
 
-async def retry(db: Database, who: Identity, run_id: str, now: datetime, wish: Wish | None) -> tuple[str, list[Hint]]:
+async def retry(
+    db: Database, who: Identity, run_id: str, now: datetime, wish: Wish | None, parquet: Parquet | None = None
+) -> tuple[str, list[Hint]]:
     """A new run of an ended one, with its args and the job's current version."""
+    # Before the transaction, which is not to wait for files; most often there are none of its day.
+    archived = await cold.attempts_of(db, parquet, who, run_id) if parquet is not None else []
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
-        origin = await connection.fetchrow(SQL["origin"], who.tenant_id, run_id)
+        origin = archived[-1] if archived else await connection.fetchrow(SQL["origin"], who.tenant_id, run_id)
         if origin is None:
             raise NotFound("there is no ended run with this id")
         job_id, args = origin["job_id"], origin["args"]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, time
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow.shared import lanes
+from tocsin.flow.shared import cold, lanes
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw, run_document
 from tocsin.model.access import Identity
 from tocsin.model.ids import lowest_id
 from tocsin.model.resources import Amounts, why_unschedulable
-from tocsin.store.db import Database, Sql
+from tocsin.model.states import LIVE
+from tocsin.store.db import Connection, Database, Sql
+from tocsin.store.parquet import Parquet
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, cold.SQL)
+_MOST_WAVES = 12  # of files that one call looks through: about a year of a tenant
 
 
 class RunFilter(NamedTuple):
@@ -31,12 +35,21 @@ class RunFilter(NamedTuple):
     to: datetime | None = None
 
 
-async def get_run(db: Database, who: Identity, run_id: str) -> dict[str, Any]:
-    """One run's document, wherever it is in its life."""
+class Listed(NamedTuple):
+    """Runs, newest first. `rest`: where to go on if there was more to look through than one call does."""
+
+    items: list[dict[str, Any]]
+    rest: str | None = None
+
+
+async def get_run(db: Database, who: Identity, run_id: str, parquet: Parquet | None = None) -> dict[str, Any]:
+    """One run's document, wherever it is in its life; in the archive only if there is who reads it."""
     # One after the other: planned together, every partition of history would be planned for each live run, too.
-    # The second look sees what ended between the two.
+    # The second look sees what ended between the two, the third what was archived between those.
     row = await db.fetchrow("app", SQL["get_live"], who.tenant_id, run_id)
     row = row or await db.fetchrow("app", SQL["get_ended"], who.tenant_id, run_id)
+    if row is None and parquet is not None:
+        row = next(reversed(await cold.attempts_of(db, parquet, who, run_id)), None)
     if row is None:
         raise NotFound("there is no such run")
     document = run_document(row)
@@ -48,32 +61,75 @@ async def get_run(db: Database, who: Identity, run_id: str) -> dict[str, Any]:
 
 
 async def list_runs(
-    db: Database, who: Identity, filter_: RunFilter, before: str | None, limit: int
-) -> list[dict[str, Any]]:
-    """Newest first, over live and ended runs."""
+    db: Database, parquet: Parquet, who: Identity, filter_: RunFilter, before: str | None, limit: int
+) -> Listed:
+    """Newest first, over live, ended and archived runs."""
+    given = _given(filter_, before)
     async with db.tenant(who.tenant_id, "history") as connection:
-        rows = await connection.fetch(
-            SQL["list"],
-            who.tenant_id,
-            before,
-            filter_.job,
-            filter_.state,
-            filter_.outcome,
-            filter_.error_class,
-            filter_.worker,
-            msgspec.json.encode(filter_.tag).decode() if filter_.tag else None,
-            lowest_id(filter_.from_) if filter_.from_ else None,
-            lowest_id(filter_.to) if filter_.to else None,
-            limit,
-        )
-    return [run_document(row) for row in rows]
+        rows = await connection.fetch(SQL["list"], who.tenant_id, *given.values(), limit)
+        # After the rows: a day that was archived between the two is found twice then, and not never.
+        found = await _archived(connection, who, given, rows[-1]["id"] if len(rows) == limit else None)
+    runs = {row["id"]: run_document(row) for row in rows}
+    rest = await _add_archived(parquet, found, runs, {"tenant": who.tenant_id, "most": limit} | given)
+    newest = sorted((id_ for id_ in runs if rest is None or id_ >= rest), reverse=True)[:limit]
+    return Listed([runs[id_] for id_ in newest], None if len(newest) == limit else rest)
 
 
-async def attempts(db: Database, who: Identity, run_id: str) -> list[dict[str, Any]]:
+def _given(filter_: RunFilter, before: str | None) -> dict[str, Any]:
+    """What is asked for, in the order of `list`."""
+    return {
+        "before": before,
+        "job": filter_.job,
+        "state": filter_.state,
+        "outcome": filter_.outcome,
+        "error_class": filter_.error_class,
+        "worker": filter_.worker,
+        "tag": msgspec.json.encode(filter_.tag).decode() if filter_.tag else None,
+        "since": lowest_id(filter_.from_) if filter_.from_ else None,
+        "until": lowest_id(filter_.to) if filter_.to else None,
+    }
+
+
+async def _archived(
+    connection: Connection, who: Identity, given: Mapping[str, Any], lowest: str | None
+) -> list[cold.Archived]:
+    """Files that may hold some of the runs, of which the page has those down to `lowest` already."""
+    if given["state"] in LIVE:
+        return []
+    first = max(filter(None, (given["since"], lowest)), default=None)
+    last = min(filter(None, (given["until"], given["before"])), default=None)
+    return await cold.files(
+        connection,
+        [who.tenant_id],
+        cold.day_of(first) if first else cold.FIRST_DAY,
+        cold.day_before(last) if last else cold.LAST_DAY,
+    )
+
+
+async def _add_archived(
+    parquet: Parquet, found: Sequence[cold.Archived], runs: dict[str, Any], given: Mapping[str, Any]
+) -> str | None:
+    """Look through files until there are enough runs; answers where to go on if that would take too long."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    only = " ".join(SQL[f"only_{name}"] for name in asked if f"only_{name}" in SQL)
+    for number, wave in enumerate(cold.waves(found), 1):
+        rows = await parquet.query(SQL["list_cold"].replace("$ONLY", only), [file.file for file in wave], asked)
+        runs |= {row["id"]: run_document(row) for row in rows}
+        looked_through = lowest_id(datetime.combine(wave[-1].day, time(), UTC))
+        if sum(id_ >= looked_through for id_ in runs) >= given["most"]:
+            return None
+        if number == _MOST_WAVES and wave[-1] is not found[-1]:
+            return looked_through
+    return None
+
+
+async def attempts(db: Database, who: Identity, run_id: str, parquet: Parquet) -> list[dict[str, Any]]:
     """Every attempt of a run, oldest first, the one under way included."""
-    await get_run(db, who, run_id)
+    await get_run(db, who, run_id, parquet)
     async with db.tenant(who.tenant_id, "history") as connection:
         rows = await connection.fetch(SQL["attempts"], who.tenant_id, run_id)
+    if not rows:
+        rows = [row for row in await cold.attempts_of(db, parquet, who, run_id) if row["outcome"] is not None]
     return [
         {
             "attempt": row["attempt"],

@@ -65,6 +65,34 @@ union all
 order by id desc
 limit $11
 
+-- :name list_cold
+-- The same from files, in DuckDB. Only conditions that are asked for stand in it: then whole parts of files are passed
+-- over by what they say of themselves.
+-- :include ended_in_files
+ where final and tenant_id = $tenant
+   $ONLY
+ order by run_id desc
+ limit $most
+
+-- :name only_before
+and run_id < $before::uuid
+-- :name only_job
+and job_id = $job::uuid
+-- :name only_state
+and state = $state
+-- :name only_outcome
+and outcome = $outcome
+-- :name only_error_class
+and error_class = $error_class
+-- :name only_worker
+and worker_id = $worker::uuid
+-- :name only_tag
+and json_contains(tags, $tag)
+-- :name only_since
+and run_id >= $since::uuid
+-- :name only_until
+and run_id < $until::uuid
+
 -- :name attempts
 select h.attempt, h.fence, h.outcome, h.started_at, h.finished_at, h.worker_id::text as worker, h.exit_code,
        h.error_class, h.error, h.result, h.usage, h.reason

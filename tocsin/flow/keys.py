@@ -23,7 +23,7 @@ from tocsin.model.limits import BadLimit, parse_rate
 from tocsin.model.quotas import NO_QUOTAS, Quotas
 from tocsin.store.db import Database, Row, Sql
 from tocsin.store.vault import MasterKeys
-from tocsin.wire import NewKey, NewTenant, QuotaPatch, TenantPatch
+from tocsin.wire import NewKey, NewTenant, QuotaPatch, RetentionPatch, TenantPatch
 
 SQL = Sql(__file__)
 PREFIX = "tcn_"
@@ -100,8 +100,8 @@ async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish
 
 
 async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPatch, wish: Wish | None = None) -> None:
-    """Another weight, other quotas or a list of allowed hosts; every node goes by them within a second or two, by the
-    list at once."""
+    """Another weight, other quotas, a list of allowed hosts or how long records are kept; every node goes by them
+    within a second or two, by the list at once."""
     async with db.transaction("tenants") as connection:
         await recall(connection, wish)
         was = await connection.fetchrow(SQL["lock_tenant"], slug)
@@ -110,10 +110,10 @@ async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPat
         weight = was["weight"] if patch.weight is UNSET else patch.weight
         quotas = _changed(Quotas.of(was), patch.quotas)
         allow = was["http_allow"] if patch.http_allow is UNSET else _allowed(patch.http_allow)
-        await connection.execute(SQL["change_tenant"], slug, weight, *quotas, allow)
-        entry = audit.entry(
-            who, "tenant.update", f"tenant:{slug}", weight=weight, quotas=quotas._asdict(), http_allow=allow
-        )
+        kept = _retention(was) | _named(patch.retention)
+        await connection.execute(SQL["change_tenant"], slug, weight, *quotas, allow, *kept.values())
+        detail = {"weight": weight, "quotas": quotas._asdict(), "http_allow": allow, "retention": kept}
+        entry = audit.entry(who, "tenant.update", f"tenant:{slug}", **detail)
         await audit.record(connection, entry)
         await remember(connection, wish, 200, [])
 
@@ -129,6 +129,17 @@ def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
         except BadLimit as error:
             raise InvalidInput.field("quotas.submit_rate", "invalid", str(error)) from None
     return quotas._replace(**given)
+
+
+def _retention(row: Row) -> dict[str, Any]:
+    return {"runs_days": row["runs_days"], "legal_hold": row["legal_hold"]}
+
+
+def _named(patch: RetentionPatch | UnsetType) -> dict[str, Any]:
+    """What of the retention is named."""
+    if patch is UNSET:
+        return {}
+    return {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
 
 
 def _allowed(entries: list[str]) -> list[str]:
@@ -166,6 +177,7 @@ def _tenant(row: Row) -> dict[str, Any]:
         "weight": row["weight"],
         "quotas": Quotas.of(row)._asdict(),
         "http_allow": row["http_allow"],
+        "retention": _retention(row),
         "created_at": iso(row["created_at"]),
     }
 

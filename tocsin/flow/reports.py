@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from tocsin.clock import iso
+from tocsin.flow.shared import cold
 from tocsin.model.access import Identity
 from tocsin.model.ids import lowest_id
 from tocsin.model.reports import IN_ORDER, Kind, Span, percentile, success_rate
 from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.parquet import File, Parquet
 
 SQL = Sql(__file__)
-MOST_ROWS = 1_000_000  # of history that one report reads: the newest
+MOST_ROWS = 1_000_000  # of history that one report reads in the database: the newest
+MOST_ARCHIVED = 20_000_000  # and in files
 _DEFAULT_GROUPS = 100
 STATES = ("succeeded", "dead", "cancelled", "expired", "skipped")
 Item = dict[str, Any]
@@ -28,22 +32,43 @@ class Asked(NamedTuple):
 
 
 class _Reader:
-    """Counts what one caller may see, of one moment."""
+    """Counts what one caller may see, of one moment, in the database and in files."""
 
-    def __init__(self, connection: Connection, tenants: Sequence[int], asked: Asked) -> None:
+    def __init__(self, connection: Connection, parquet: Parquet, tenants: Sequence[int], asked: Asked) -> None:
         self._connection = connection
+        self._parquet = parquet
+        self._tenants = list(tenants)
+        self._span = asked.span
         start, end = asked.span
-        self._scope = (list(tenants), lowest_id(start), lowest_id(end), MOST_ROWS, asked.by)
+        self._scope = (self._tenants, lowest_id(start), lowest_id(end), MOST_ROWS, asked.by)
+        self._files: list[File] | None = None
         self.complete = True
 
     async def count(self, section: str, *more: Any) -> list[Row]:
         rows: list[Row] = await self._connection.fetch(SQL[section].replace("$ROWS", SQL["hot"]), *self._scope, *more)
         if rows and rows[0].get("scanned", 0) >= MOST_ROWS:
             self.complete = False
+        # After the first look at the database, which holds on to the partitions that it saw.
+        files = await self._archived()
+        if files:
+            rows += await self._parquet.query(
+                SQL[section].replace("$ROWS", SQL["cold"]),
+                files,
+                (*self._scope[:3], MOST_ARCHIVED, self._scope[4], *more),
+            )
         return rows
 
+    async def _archived(self) -> list[File]:
+        """The files to be read, the newest, as far as there are not too many rows in them."""
+        if self._files is None:
+            found = await cold.files(self._connection, self._tenants, self._span.start.date(), self._span.end.date())
+            room = accumulate(archived.rows for archived in found)
+            self._files = [archived.file for archived, rows in zip(found, room, strict=True) if rows <= MOST_ARCHIVED]
+            self.complete &= len(self._files) == len(found)
+        return self._files
 
-async def report(db: Database, who: Identity, kind: Kind, asked: Asked) -> dict[str, Any]:
+
+async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, asked: Asked) -> dict[str, Any]:
     """The report's document. Of utilisation a platform key sees that of all tenants."""
     make: Callable[[_Reader, Asked], Awaitable[list[Item]]] = {
         "runs": _runs,
@@ -53,12 +78,12 @@ async def report(db: Database, who: Identity, kind: Kind, asked: Asked) -> dict[
     if kind == "utilisation" and who.bound_to is None:
         slugs = {str(row["id"]): row["slug"] for row in await db.fetch("engine", SQL["tenants"])}
         async with db.transaction("reports") as connection:
-            reader = _Reader(connection, [int(id_) for id_ in slugs], asked)
+            reader = _Reader(connection, parquet, [int(id_) for id_ in slugs], asked)
             items = await make(reader, asked)
     else:
         slugs = {str(who.tenant_id): who.tenant}
         async with db.snapshot(who.tenant_id, "reports") as connection:
-            reader = _Reader(connection, [who.tenant_id], asked)
+            reader = _Reader(connection, parquet, [who.tenant_id], asked)
             items = await make(reader, asked)
             if asked.by == "job":
                 await _name_jobs(connection, who, items)

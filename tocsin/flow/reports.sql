@@ -25,6 +25,26 @@ select h.run_id::text as run_id, h.final, h.state, h.outcome, h.count, h.ready_a
          limit $4) h
  cross join lateral (
         select to_timestamp(('x' || translate(left(h.run_id::text, 13), '-', ''))::bit(48)::bigint / 1000.0) as made) m
+    -- Days whose partitions are on their way out are counted from their files already.
+ where (m.made at time zone 'UTC')::date <> all (array(select day from archived_days where gone_at is null))
+ limit $4
+
+-- :name cold
+-- The same from files, in DuckDB.
+select h.run_id::varchar as run_id, h.final, h.state, h.outcome, h.count, h.ready_at, h.started_at, h.finished_at,
+       case $5::varchar
+           when 'job' then h.job_id::varchar
+           when 'worker' then h.worker_id::varchar
+           when 'class' then coalesce(h.error_class, h.outcome)
+           when 'tenant' then h.tenant_id::varchar
+           when 'pool' then h.pool
+           when 'day' then strftime(h.made, '%Y-%m-%d')
+           when 'hour' then strftime(h.made, '%Y-%m-%dT%H:00Z')
+           else 'total' end as key,
+       case when $5::varchar = 'job' then h.job_name end as label
+  from (select *, epoch_ms(('0x' || replace(left(run_id::varchar, 13), '-', ''))::bigint) as made
+          from read_parquet($FILES)) h
+ where list_contains($1::int[], h.tenant_id) and h.run_id >= $2::uuid and h.run_id < $3::uuid
  limit $4
 
 -- :name runs

@@ -68,7 +68,7 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
         wanted -= counts[number]
         if wanted <= 0:
             # The middle of the bucket by ratio: no further than half a bucket from any that is in it.
-            return round(GROWTH ** (number - 0.5), 3)
+            return round(math.pow(GROWTH, number - 0.5), 3)
     return None
 
 

@@ -24,6 +24,7 @@ from tocsin.flow.shared.sealing import DataKeys
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
+from tocsin.node.archivist import Archivist
 from tocsin.node.breaker import Breaker
 from tocsin.node.compactor import Compactor
 from tocsin.node.dispatcher import Dispatcher
@@ -44,6 +45,7 @@ from tocsin.settings import Settings
 from tocsin.store import migrate as migrations
 from tocsin.store.db import Database, connect_plain
 from tocsin.store.objects import ObjectStore
+from tocsin.store.parquet import Parquet
 from tocsin.store.vault import MasterKeys
 from tocsin.telemetry import get_logger, setup_logging
 
@@ -62,6 +64,7 @@ class Node:
             settings.database_url, size=settings.database_connections, failpoints=Failpoints(settings.failpoints)
         )
         self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
+        self.parquet = Parquet(self.objects, settings.home / "cold")
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
         self.data_keys = DataKeys(self.db, self.master_keys)
         self.payloads = Payloads(self.db, self.master_keys, self.data_keys, self.objects)
@@ -109,6 +112,7 @@ class Node:
             sweeper,
             Follower(self.db, self.tell),
             Breaker(self.db, self.tell),
+            Archivist(self.db, self.objects, self.parquet, self.settings),
             Sealer(self.db),
             Anchorer(self.db, self.objects, self.master_keys),
             Caretaker(self.db, self._server, self.retire, self._measure_pools),
@@ -127,6 +131,7 @@ class Node:
     async def stop(self) -> None:
         """Let every turn under way finish, then close."""
         await asyncio.gather(*(loop.stop() for loop in self._loops), return_exceptions=True)
+        self.parquet.close()
         await self.db.close()
 
     # ── what became claimable, and who must stop ─────────────────────────────────────────────────────────────────

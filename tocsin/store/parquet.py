@@ -23,12 +23,13 @@ from tocsin.store.db import Sql
 from tocsin.store.objects import ObjectStore
 
 SQL = Sql(__file__)
+Given = Sequence[Any] | Mapping[str, Any]
 _THREADS = 2  # queries at a time; each is bound to one core
 _MEMORY = "256MB"
 _SECONDS = 15.0  # a query may take, as one of the database
 _KEPT_BYTES = 1 << 30  # of copies
 _KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "threads": 1,
     "memory_limit": _MEMORY,
     "autoinstall_known_extensions": False,
@@ -40,7 +41,7 @@ class File(NamedTuple):
     """A file in object storage, as the catalogue has it."""
 
     object: str
-    bytes: int
+    size: int
     checksum: bytes
 
 
@@ -59,16 +60,16 @@ class Parquet:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def query(self, sql: str, files: Sequence[File], *args: Any) -> list[dict[str, Any]]:
-        """Rows of a statement, in which `$FILES` stands for the files. Times are UTC."""
+    async def query(self, sql: str, files: Sequence[File], given: Given = ()) -> list[dict[str, Any]]:
+        """Rows of a statement, in which `$FILES` stands for the files; `given` for `$1` or `$name`. Times are UTC."""
         paths = [str(await self._at_hand(file)) for file in files]
         # Our own paths, never a caller's words; quoted all the same.
         listed = "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
-        return await self._in_thread(sql.replace("$FILES", listed), args)
+        return await self._in_thread(sql.replace("$FILES", listed), given)
 
-    async def _in_thread(self, sql: str, args: Sequence[Any]) -> list[dict[str, Any]]:
+    async def _in_thread(self, sql: str, given: Given = ()) -> list[dict[str, Any]]:
         cursors: list[Any] = []
-        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, cursors, sql, args)
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, cursors, sql, given)
         try:
             return await asyncio.wait_for(asyncio.shield(asked), _SECONDS)
         except TimeoutError:
@@ -80,7 +81,7 @@ class Parquet:
                 for cursor in cursors:
                     cursor.interrupt()
 
-    def _ask(self, cursors: list[Any], sql: str, args: Sequence[Any]) -> list[dict[str, Any]]:
+    def _ask(self, cursors: list[Any], sql: str, given: Given) -> list[dict[str, Any]]:
         import duckdb
 
         if self._engine is None:
@@ -89,7 +90,7 @@ class Parquet:
         cursor = self._engine.cursor()
         cursors.append(cursor)
         try:
-            cursor.execute(sql, list(args))
+            cursor.execute(sql, given)
             if cursor.description is None:
                 return []
             names = [column[0] for column in cursor.description]
@@ -112,7 +113,7 @@ class Parquet:
 
     async def fetch(self, file: File) -> bytes:
         """The bytes of a file, which are those that were stored."""
-        data = await self._objects.get(file.object, 0, file.bytes)
+        data = await self._objects.get(file.object, 0, file.size)
         if hashlib.sha256(data).digest() != file.checksum:
             raise Unavailable(f"{file.object} is not what was archived", code="archive_damaged")
         return data
@@ -138,7 +139,7 @@ class Parquet:
         types = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items()) + "}"
         made = rows.with_suffix(".parquet")
         sql = SQL["write"].replace("$COLUMNS", types).replace("$FROM", str(rows)).replace("$TO", str(made))
-        await self._in_thread(sql, [])
+        await self._in_thread(sql)
         await asyncio.to_thread(rows.unlink)
         return await asyncio.to_thread(made.read_bytes)
 
@@ -147,7 +148,7 @@ class Parquet:
         data = await self.fetch(file)
         with tempfile.NamedTemporaryFile(prefix="tocsin-proof-", suffix=".parquet") as back:
             await asyncio.to_thread(_fill, back, data)
-            return await self._in_thread(sql.replace("$FILES", f"['{back.name}']"), [])
+            return await self._in_thread(sql.replace("$FILES", f"['{back.name}']"))
 
 
 def _fill(file: IO[bytes], data: bytes) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date, datetime
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
-from tocsin.store.db import Connection, Sql
+from tocsin.model.access import Identity
+from tocsin.model.ids import instant_of, lowest_id
+from tocsin.store.db import Connection, Database, Sql
 from tocsin.store.parquet import File, Parquet
 
 SQL = Sql(__file__)
@@ -18,15 +20,15 @@ COLUMNS = {
     **{"failures": "INTEGER", "losses": "INTEGER", "max_attempts": "INTEGER", "first_for": "TIMESTAMP"},
     **{"scheduled_for": "TIMESTAMP", "ready_at": "TIMESTAMP", "started_at": "TIMESTAMP", "finished_at": "TIMESTAMP"},
     **{"worker_id": "UUID", "exit_code": "INTEGER", "error_class": "VARCHAR", "error": "VARCHAR", "usage": "VARCHAR"},
-    **{"result": "VARCHAR", "args": "VARCHAR", "tags": "VARCHAR", "origin_run_id": "UUID"},
+    **{"result": "VARCHAR", "args": "VARCHAR", "tags": "VARCHAR", "origin_run_id": "UUID", "spec": "VARCHAR"},
 }
 FIRST_DAY, LAST_DAY = date(1970, 1, 1), date(9999, 12, 31)
+_WAVE = 32  # files of one query
 
 
 class Archived(NamedTuple):
     """A file of one tenant and day."""
 
-    tenant_id: int
     day: date
     rows: int
     file: File
@@ -35,21 +37,43 @@ class Archived(NamedTuple):
 async def files(connection: Connection, tenants: Sequence[int], first: date, last: date) -> list[Archived]:
     """What there is of these days, the newest first."""
     return [
-        Archived(row["tenant_id"], row["day"], row["rows"], File(row["object"], row["bytes"], row["checksum"]))
+        Archived(row["day"], row["rows"], File(row["object"], row["bytes"], row["checksum"]))
         for row in await connection.fetch(SQL["files"], list(tenants), first, last)
     ]
 
 
-async def between(connection: Connection) -> list[date]:
-    """Days that are cold and still hot."""
-    return [row["day"] for row in await connection.fetch(SQL["between"])]
+def waves(found: Sequence[Archived]) -> Iterator[list[Archived]]:
+    """Some days after the other, each of them whole."""
+    wave: list[Archived] = []
+    for archived in found:
+        if len(wave) >= _WAVE and archived.day != wave[-1].day:
+            yield wave
+            wave = []
+        wave.append(archived)
+    if wave:
+        yield wave
 
 
-async def read(parquet: Parquet, sql: str, found: Sequence[Archived], *args: Any) -> list[dict[str, Any]]:
-    """Rows of these files."""
-    return await parquet.query(sql, [archived.file for archived in found], *args) if found else []
+def day_of(run_id: str) -> date:
+    """Where a run lies. What is no id of ours may name an instant beyond all days."""
+    try:
+        return instant_of(run_id).date()
+    except OverflowError:
+        return LAST_DAY
 
 
-def day_of(at: datetime) -> date:
-    """Where a run that was made then lies."""
-    return at.date()
+def day_before(run_id: str) -> date:
+    """The last day on which there may be runs with lower ids than this one."""
+    day = day_of(run_id)
+    return day - timedelta(days=1) if run_id == lowest_id(datetime.combine(day, time(), UTC)) else day
+
+
+async def attempts_of(db: Database, parquet: Parquet, who: Identity, run_id: str) -> list[dict[str, Any]]:
+    """A run's rows, the last one final; none if it is not in the archive."""
+    day = day_of(run_id)
+    async with db.tenant(who.tenant_id, "cold") as connection:
+        found = await files(connection, [who.tenant_id], day, day)
+    if not found:
+        return []
+    named = {"tenant": who.tenant_id, "run": run_id}
+    return await parquet.query(SQL["run"], [archived.file for archived in found], named)

@@ -1,3 +1,5 @@
+-- Sections that read `$FILES` run in DuckDB.
+
 -- :name files
 -- $1 tenants  $2 from  $3 to (days, both included). The newest day first. Only days whose files are complete are read.
 select a.tenant_id, a.day, a.object, a.bytes, a.checksum, a.rows
@@ -5,8 +7,20 @@ select a.tenant_id, a.day, a.object, a.bytes, a.checksum, a.rows
  cross join lateral (
         select a.* from archives a where a.tenant_id = t.id and a.day >= $2 and a.day <= $3 and a.expired_at is null) a
   join archived_days d on d.day = a.day
- order by a.day desc, a.object
+ order by a.day desc, a.tenant_id, a.object
 
--- :name between
--- Days whose files are read while their partitions are still there: whoever counts must not count them twice.
-select day from archived_days where gone_at is null
+-- :name ended_in_files
+-- As history.sql reads them from the database.
+select run_id::varchar as id, tenant_id, job_id::varchar as job_id, job_name, job_version, final, state,
+       outcome, reason, null as blocked_by, attempt, failures, losses, max_attempts,
+       fence, priority, scheduled_for, ready_at, started_at,
+       finished_at, worker_id::varchar as worker, exit_code,
+       error_class, error, args, result, usage,
+       tags, trigger, origin_run_id::varchar as origin_run_id, count, null as lane_id,
+       null as needs, null as progress
+  from read_parquet($FILES)
+
+-- :name run
+-- :include ended_in_files
+ where tenant_id = $tenant and run_id = $run
+ order by attempt

@@ -435,12 +435,21 @@ class TenantUsage(Reply):
     log_bytes_today: int
 
 
+class TenantRetention(Reply):
+    """For how many days archived runs are kept (null: as long as the server keeps those of others), and whether all of
+    it is held."""
+
+    runs_days: int | None
+    legal_hold: bool
+
+
 class Tenant(Reply):
     id: int
     slug: str
     weight: int
     quotas: TenantQuotas
     http_allow: list[str]
+    retention: TenantRetention
     created_at: Instant
 
 

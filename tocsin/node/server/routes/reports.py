@@ -32,7 +32,8 @@ async def _report(call: Call, kind: Kind) -> Reply:
     query = call.query("from", "to", "by", "limit")
     by = grouping(kind, query.get("by"))
     wanted = span(instant_of(query, "from"), instant_of(query, "to"), by, call.node.db.clock.now())
-    made = await reports.report(call.node.db, call.who, kind, Asked(wanted, by, limit_of({"limit": "100"} | query)))
+    asked = Asked(wanted, by, limit_of({"limit": "100"} | query))
+    made = await reports.report(call.node.db, call.node.parquet, call.who, kind, asked)
     if call.request.headers.get("accept", "").startswith("text/csv"):
         text = as_csv(_ITEMS[kind].__struct_fields__, made["items"])
         told = {"tocsin-report-complete": str(made["complete"]).lower()}

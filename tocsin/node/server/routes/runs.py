@@ -37,17 +37,21 @@ async def list_runs_of(call: Call, job: str | None) -> Reply:
         instant_of(query, "from"),
         instant_of(query, "to"),
     )
-    return answer(page(await history.list_runs(call.node.db, call.who, wanted, cursor_of(query), limit + 1), limit))
+    node = call.node
+    found = await history.list_runs(node.db, node.parquet, call.who, wanted, cursor_of(query), limit + 1)
+    shown = page(found.items, limit)
+    return answer(shown | {"next_cursor": shown["next_cursor"] or found.rest})
 
 
 @route("GET", "/v1/runs/{id}", "runs.read")
 async def get_run(call: Call) -> Reply:
-    return answer(await history.get_run(call.node.db, call.who, call.id()))
+    return answer(await history.get_run(call.node.db, call.who, call.id(), call.node.parquet))
 
 
 @route("GET", "/v1/runs/{id}/attempts", "runs.read")
 async def get_attempts(call: Call) -> Reply:
-    return answer({"items": await history.attempts(call.node.db, call.who, call.id()), "next_cursor": None})
+    found = await history.attempts(call.node.db, call.who, call.id(), call.node.parquet)
+    return answer({"items": found, "next_cursor": None})
 
 
 @route("GET", "/v1/runs/{id}/explain", "runs.read")
@@ -69,7 +73,9 @@ async def retry_run(call: Call) -> Reply:
     call.decode(_nothing, b"{}")
     await call.node.allowances.admit(call.who, call.wish, runs=1)
     try:
-        new, hints = await dead.retry(call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish)
+        new, hints = await dead.retry(
+            call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish, call.node.parquet
+        )
     except Replay as first:
         return answer(await history.get_run(call.node.db, call.who, first.ids[0]), 202, REPLAYED)
     call.node.tell(hints)

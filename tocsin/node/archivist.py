@@ -1,0 +1,36 @@
+"""The archivist: days of history whose time in the database is over go to object storage, and from there when nobody is
+to keep them any longer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tocsin.flow import archive, retention
+from tocsin.node.loop import Loop
+from tocsin.settings import Settings
+from tocsin.store.db import Database
+from tocsin.store.objects import ObjectStore
+from tocsin.store.parquet import Parquet
+
+_PAUSE = 600.0  # seconds between looks; nothing waits for it
+
+
+class Archivist(Loop):
+    """Every ten minutes: is a day older than history is kept hot, or than it is kept at all?"""
+
+    name = "archivist"
+
+    def __init__(self, db: Database, objects: ObjectStore, parquet: Parquet, settings: Settings) -> None:
+        super().__init__()
+        self._db = db
+        self._objects = objects
+        self._parquet = parquet
+        self._settings = settings
+
+    async def run_once(self) -> float:
+        if self._settings.hot_days:
+            ended = await self._db.read_clock() - timedelta(days=self._settings.hot_days)
+            if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
+                await retention.forget_jobs(self._db, ended)
+        await retention.expire(self._db, self._objects, self._settings.runs_days)
+        return _PAUSE
