@@ -36,7 +36,6 @@ LEFT_OUT = {
     "compact": "tests/flow/test_compact.py ends it at each of its points",
     "occurrences": "only reads",
     "cold": "only reads",
-    "cold": "only reads",
     "preview": "only reads",
     "reports": "only reads",
     "found": "runs before any server does",
