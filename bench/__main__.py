@@ -16,7 +16,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import archive, audit, burst, claim, drain, fair, floor, pickup, schedules, sdk, spawn, storm, submit, xmin
+from bench import (
+    archive,
+    audit,
+    burst,
+    claim,
+    drain,
+    fair,
+    floor,
+    logs,
+    pickup,
+    schedules,
+    sdk,
+    spawn,
+    storm,
+    submit,
+    xmin,
+)
 from bench.floor import Floor
 from bench.stand import ROOT, Stand, say, stand
 
@@ -63,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
     parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
     parser.add_argument("--long", action="store_true", help="schedules, archive: ten million, too, which takes long")
+    parser.add_argument("--megabytes", type=int, default=1000, help="logs: how much text")
     parser.add_argument("--hold", type=float, default=60, help="xmin: seconds the transaction stays open at least")
     parser.add_argument("--jobs", type=int, default=20_000, help="storm: jobs that call what is down")
     parser.add_argument("--storm", type=float, default=30, help="storm: seconds that it stays down once it was noticed")
@@ -234,6 +251,21 @@ def _share(rate: float, report: Report) -> str:
     return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
 
 
+def _logs(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = logs.measure(made, options.megabytes)
+    report.document["logs"] = found.document()
+    mega, raw = 1e6, found.raw
+    cpu = f"server {found.server_seconds / raw * 1e9:.0f}, PostgreSQL {found.postgres_seconds / raw * 1e9:.0f} ms/MB"
+    report.add(
+        "logs: in", f"{found.per_second / mega:.1f} MB/s", f"of {raw / mega:,.0f} MB; bar {logs.INGEST:g}; {cpu}"
+    )
+    for what, lying in (("as shipped", found.loose), ("compacted", found.compacted)):
+        more = f"bar {logs.STORED:g}; {lying.segments:,} segments; PostgreSQL {lying.tables / raw:.4f} of raw"
+        report.add(f"logs: {what}", f"{lying.stored / raw:.3f} of raw", f"{more}, bar {logs.GROWTH:g}")
+        report.add(f"logs: rare word, {what}", f"{lying.rare * 1000:.0f} ms", f"bar {logs.RARE * 1000:.0f}")
+    report.add("logs: compacting", f"{found.compacted_per_second / mega:.1f} MB/s")
+
+
 _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "floor": _floor,
     "claim": _claim,
@@ -246,6 +278,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "submit": _submit,
     "audit": _audit,
     "archive": _archive,
+    "logs": _logs,
     "xmin": _xmin,
     "fair": _fair,
     "storm": _storm,

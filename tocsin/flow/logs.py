@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from tocsin.wire import LogChunk, LogLine
 SQL = Sql(__file__)
 _MOST_LINE = 65_536
 _MOST_CHUNKS = 64
+_FEW = 500  # lines
 _MOST_READ = 262_144  # characters in one answer
 
 
@@ -41,7 +43,11 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     id_ = new_id(db.clock.now())
     key = f"logs/{fresh[0].chunk.run_id[:6]}/{id_}.zst"
     used: Counter[int] = Counter()
-    body, segments = write(_parts(fresh, used))
+    parts = list(_parts(fresh, used))
+    if sum(part.counted for part in parts) < _FEW:
+        body, segments = write(parts)
+    else:  # it takes a while
+        body, segments = await asyncio.to_thread(write, parts)
     await objects.put(key, body)
     frames = [
         (segment.tenant_id, frame.run_id, frame.attempt, frame.first_line, frame.lines, frame.position, frame.bytes)

@@ -75,19 +75,19 @@ def write(parts: Iterable[Part], level: int = 3) -> tuple[bytes, list[Segment]]:
     found = []
     packer = zstandard.ZstdCompressor(level=level)
     for tenant_id, own in groupby(sorted(parts, key=lambda part: part.tenant_id), key=lambda part: part.tenant_id):
-        start, raw, seen, stamps = len(body), 0, set[bytes](), list[float]()
+        start, texts, tokens, stamps = len(body), list[str](), set[bytes](), list[float]()
         frames = []
         for part in own:
-            text = "\n".join([line[3] for line in part.lines]).encode("utf-8", "replace")
-            raw += len(text)
-            seen |= words(text)
-            seen |= {level_word(level) for level in {line[2] for line in part.lines}} | {job_word(part.job_id)}
+            texts += [line[3] for line in part.lines]
+            tokens |= {level_word(name) for name in {line[2] for line in part.lines}} | {job_word(part.job_id)}
             stamps += [line[0] for line in part.lines]
             frame = packer.compress(msgspec.msgpack.encode(part.lines))
             frames.append(Frame(*part[1:6], len(body), len(frame)))
             body += frame
-        directory = packer.compress(msgspec.msgpack.encode(_Directory(Filter.of(seen).bits, frames)))
-        lines, stored = sum(frame.lines for frame in frames), len(body) - start
+        text = "\n".join(texts).encode("utf-8", "replace")
+        filter_ = Filter.of(words(text) | tokens)
+        directory = packer.compress(msgspec.msgpack.encode(_Directory(filter_.bits, frames)))
+        lines, raw, stored = sum(frame.lines for frame in frames), len(text), len(body) - start
         first, last = instant(min(stamps, default=0.0)), instant(max(stamps, default=0.0))
         found.append(Segment(tenant_id, len(body), len(directory), lines, raw, stored, first, last, frames))
         body += directory
