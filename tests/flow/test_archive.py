@@ -299,3 +299,19 @@ async def test_all_that_history_holds_is_archived(scene: Scene) -> None:
         "select attname from pg_attribute where attrelid = 'history'::regclass and attnum > 0 and not attisdropped"
     )
     assert {row["attname"] for row in rows} == COLUMNS.keys() - {"job_name", "pool", "spec"}
+
+
+async def test_what_is_archived_has_ended_and_its_occurrences_are_not_called_missing(old: Old) -> None:
+    job = await old.scene.job(schedule={"every": "PT1H"})
+    await old.make_day(DAY)
+    [run] = await old.rows(job, DAY, 1)
+    await old.archive()
+    assert (await old.scene.api.post(f"/v1/runs/{run}/cancel"))["id"] == run
+    assert (await old.scene.api.get(f"/v1/runs/{run}/logs"))["items"] == []
+    asked = {"from": f"{DAY}T00:00:00Z", "to": f"{DAY}T06:00:00Z"}
+    path = f"/v1/jobs/{job['id']}/occurrences"
+    await old.scene.api.get(path, params=asked)
+    await old.scene.sql.execute("update jobs set created_at = $1", datetime.combine(DAY, time(), UTC))
+    refused = await old.scene.api.get(path, params=asked, expect=422)
+    assert refused["code"] == "archived"
+    await old.scene.api.get(path, params={"from": f"{DAY + timedelta(days=1)}T00:00:00Z"}, expect=200)

@@ -82,10 +82,10 @@ class _Day:
                 return False
             await self._copy()
         if self._table["attached"]:
-            await self._ddl("finalize" if self._table["pending"] else "detach")
+            await self._ddl(SQL["finalize"] if self._table["pending"] else SQL["detach"])
             await self._point("detached")
         async with self._owner.transaction():
-            await self._ddl("drop")
+            await self._ddl(SQL["drop"])
             await self._owner.execute(SQL["mark_gone"], self._day)
         await self._point("dropped")
         log.info("a day of history is archived", day=str(self._day))
@@ -128,8 +128,8 @@ class _Day:
             raise ServerFault(f"{file.object} does not hold the rows it was made of; nothing was dropped")
         return int(found["rows"])
 
-    async def _ddl(self, section: str) -> None:
-        await self._owner.execute(SQL[section].replace("$NAME", self._table["name"]))
+    async def _ddl(self, statement: str) -> None:
+        await self._owner.execute(statement.replace("$NAME", self._table["name"]))
 
     async def _point(self, name: str) -> None:
         await self._db.failpoints.hit(f"archive.{name}")

@@ -21,6 +21,19 @@ from tocsin.store.parquet import Parquet
 SQL = Sql(__file__, cold.SQL)
 _MOST_WAVES = 12  # of files that one call looks through: about a year of a tenant
 
+# What each thing that may be asked for means to files.
+_ONLY = {
+    "before": SQL["only_before"],
+    "job": SQL["only_job"],
+    "state": SQL["only_state"],
+    "outcome": SQL["only_outcome"],
+    "error_class": SQL["only_error_class"],
+    "worker": SQL["only_worker"],
+    "tag": SQL["only_tag"],
+    "since": SQL["only_since"],
+    "until": SQL["only_until"],
+}
+
 
 class RunFilter(NamedTuple):
     """What a list of runs is narrowed by."""
@@ -111,7 +124,7 @@ async def _add_archived(
 ) -> str | None:
     """Look through files until there are enough runs; answers where to go on if that would take too long."""
     asked = {name: value for name, value in given.items() if value is not None}
-    only = " ".join(SQL[f"only_{name}"] for name in asked if f"only_{name}" in SQL)
+    only = " ".join(condition for name, condition in _ONLY.items() if name in asked)
     for number, wave in enumerate(cold.waves(found), 1):
         rows = await parquet.query(SQL["list_cold"].replace("$ONLY", only), [file.file for file in wave], asked)
         runs |= {row["id"]: run_document(row) for row in rows}

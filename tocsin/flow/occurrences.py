@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tocsin.errors import NotFound
+from tocsin.clock import iso
+from tocsin.errors import InvalidInput, NotFound
 from tocsin.flow.shared import calendars
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
@@ -48,6 +49,7 @@ async def occurrences(
         job = await connection.fetchrow(SQL["job"], who.tenant_id, job_id)
         if job is None:
             raise NotFound("there is no such job")
+        _refuse_archived(await connection.fetchval(SQL["archived_until"]), from_, job["created_at"])
         known = await calendars.named_by(connection, who.tenant_id, _schedule(job))
         versions = await connection.fetch(SQL["versions"], who.tenant_id, job_id, MOST_VERSIONS)
         records = await _records(connection, (who.tenant_id, job_id), place or from_, to, limit + 1)
@@ -57,6 +59,12 @@ async def occurrences(
     )
     more = found[limit - 1][1] if len(found) > limit else None
     return Page([told for told, _ in found[:limit]], more)
+
+
+def _refuse_archived(until: datetime | None, from_: datetime, created_at: datetime) -> None:
+    """What became of occurrences that are archived is not looked up: to call them missing would be a lie."""
+    if until is not None and from_ < until and created_at < until:
+        raise InvalidInput.field("from", "archived", f"what is before {iso(until)} is archived; list its runs instead")
 
 
 async def _records(

@@ -60,6 +60,10 @@ union all
   order by h.run_id
   limit $9)
 
+-- :name archived_until
+-- The first instant after which all history is in the database.
+select (max(day) + 1)::timestamp at time zone 'UTC' from archived_days
+
 -- :name begun_before
 -- The counted row that begins before an instant and reaches it, if there is one.
 select c.* from (

@@ -44,15 +44,15 @@ class _Reader:
         self._files: list[File] | None = None
         self.complete = True
 
-    async def count(self, section: str, *more: Any) -> list[Row]:
-        rows: list[Row] = await self._connection.fetch(SQL[section].replace("$ROWS", SQL["hot"]), *self._scope, *more)
+    async def count(self, statement: str, *more: Any) -> list[Row]:
+        rows: list[Row] = await self._connection.fetch(statement.replace("$ROWS", SQL["hot"]), *self._scope, *more)
         if rows and rows[0].get("scanned", 0) >= MOST_ROWS:
             self.complete = False
         # After the first look at the database, which holds on to the partitions that it saw.
         files = await self._archived()
         if files:
             rows += await self._parquet.query(
-                SQL[section].replace("$ROWS", SQL["cold"]),
+                statement.replace("$ROWS", SQL["cold"]),
                 files,
                 (*self._scope[:3], MOST_ARCHIVED, self._scope[4], *more),
             )
@@ -102,13 +102,13 @@ async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, aske
 async def _runs(reader: _Reader, asked: Asked) -> list[Item]:
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     labels: dict[str, str | None] = {}
-    for row in await reader.count("runs"):
+    for row in await reader.count(SQL["runs"]):
         groups[row["key"]][row["state"]] += row["runs"]
         labels[row["key"]] = labels.get(row["key"]) or row["label"]
     chosen = _foremost(groups, asked, key=lambda key: groups[key].total())
     durations: dict[str, Counter[int]] = defaultdict(Counter)
     lags: dict[str, Counter[int]] = defaultdict(Counter)
-    for row in await reader.count("durations", chosen):
+    for row in await reader.count(SQL["durations"], chosen):
         if row["duration"] is not None:
             durations[row["key"]][row["duration"]] += row["runs"]
         else:
@@ -133,7 +133,7 @@ def _percentiles(name: str, counts: Mapping[int, int]) -> Item:
 
 async def _failures(reader: _Reader, asked: Asked) -> list[Item]:
     groups: dict[str, Item] = {}
-    for row in await reader.count("failures"):
+    for row in await reader.count(SQL["failures"]):
         item = groups.setdefault(row["key"], {"key": row["key"], "label": None, "failures": 0, "runs": 0, "dead": 0})
         for name in ("failures", "runs", "dead"):
             item[name] += row[name]
@@ -145,7 +145,7 @@ async def _failures(reader: _Reader, asked: Asked) -> list[Item]:
 
 async def _utilisation(reader: _Reader, asked: Asked) -> list[Item]:
     groups: dict[str, Item] = {}
-    for row in await reader.count("utilisation"):
+    for row in await reader.count(SQL["utilisation"]):
         key = row["key"] or "unknown"  # the pool of a job that is gone
         item = groups.setdefault(key, {"key": key, "label": None, "attempts": 0, "busy_seconds": 0.0})
         item["label"] = item["label"] or row["label"]

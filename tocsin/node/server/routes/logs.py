@@ -103,7 +103,7 @@ def _document(line: dict[str, Any]) -> bytes:
 
 async def _known(call: Call) -> str:
     """The run's id, if the caller has such a run."""
-    return str((await history.get_run(call.node.db, call.who, call.id()))["id"])
+    return str((await history.get_run(call.node.db, call.who, call.id(), call.node.parquet))["id"])
 
 
 async def _read(call: Call, run_id: str, attempt: int | None, stream: str | None, after: int, limit: int) -> logs.Lines:

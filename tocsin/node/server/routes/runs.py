@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tocsin.errors import NotFound
 from tocsin.flow import control, dead, explain, history
 from tocsin.flow.history import RunFilter
 from tocsin.flow.shared.idempotency import Replay
@@ -63,8 +64,12 @@ async def explain_run(call: Call) -> Reply:
 @route("POST", "/v1/runs/{id}/cancel", "runs.operate")
 async def cancel_run(call: Call) -> Reply:
     reason = call.decode(_reason, b"{}").reason
-    replayed = await controlled(call, lambda: control.cancel_run(call.node.db, call.who, call.id(), reason, call.wish))
-    run = await history.get_run(call.node.db, call.who, call.id())
+    try:
+        step = control.cancel_run
+        replayed = await controlled(call, lambda: step(call.node.db, call.who, call.id(), reason, call.wish))
+    except NotFound:
+        replayed = False  # one in the archive has long ended; there may be none, which is said below
+    run = await history.get_run(call.node.db, call.who, call.id(), call.node.parquet)
     return answer(run, 200, REPLAYED if replayed else None)
 
 
