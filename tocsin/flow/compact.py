@@ -91,10 +91,10 @@ class _Group:
         parts = [part for some in _batches(frames) for part in await self._read(some)]
         body, segments = await asyncio.to_thread(write, _merged(parts), _LEVEL)
         await self._db.fetch("engine", SQL["note"], self._object)
-        await self._db.failpoints.hit("compact.noted")
+        await _pass(self._db, "noted")
         if segments:
             await self._objects.put(self._object, body, durable=True)
-        await self._db.failpoints.hit("compact.stored")
+        await _pass(self._db, "stored")
         try:
             async with self._db.transaction("compact") as connection:
                 await self._replace(connection, frames, segments)
@@ -141,6 +141,11 @@ class _Group:
         await connection.execute(SQL["leave"], [row["object"] for row in gone])
 
 
+async def _pass(db: Database, point: str) -> None:
+    """One of `POINTS`."""
+    await db.failpoints.hit(f"compact.{point}")
+
+
 def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), _AT_ONCE):
         yield items[start : start + _AT_ONCE]
@@ -179,6 +184,6 @@ async def clean(db: Database, objects: ObjectStore) -> int:
     for row in rows:
         if not row["needed"]:
             await objects.delete(row["object"])
-            await db.failpoints.hit("compact.removed")
+            await _pass(db, "removed")
             await db.fetch("engine", SQL["forget"], row["object"])
     return len(rows) - len(needed)

@@ -107,7 +107,7 @@ def _parts(fresh: list[_Fresh], used: Counter[int]) -> Iterator[Part]:
             lines = _within(lines, room - used[tenant_id])
             used[tenant_id] += sum(len(line[3].encode()) for line in lines)
         # All lines are counted, those too that were cut: the worker goes on behind them.
-        yield Part(tenant_id, chunk.run_id, chunk.attempt, job_id, first_line, len(new), lines)
+        yield Part(tenant_id, parse_id(chunk.run_id) or "", chunk.attempt, job_id, first_line, len(new), lines)
 
 
 def _within(lines: list[LogLine], room: int) -> list[LogLine]:
