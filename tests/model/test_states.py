@@ -6,11 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 
-from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.model.states import BLOCKERS, FINAL, LIVE, OUTCOMES, REASONS, RUN_MOVES, TRIGGERS
 from tocsin.store.db import Sql
 
@@ -114,6 +113,12 @@ def writes(where: str, sql: str) -> Iterator[Write]:
         if re.search(r"\binsert into runs\b", own):
             born = set(re.findall(r"'(\w+)'", (re.search(r"case when.*?end", own) or re.match("", "")).group()))  # type: ignore[union-attr]
             yield Write(place, "insert", frozenset({"new"}), frozenset(born & STATES))
+
+
+# What any of the shared files lends.
+SHARED = cast(
+    "Sql", {name: sql for path in (ROOT / "flow/shared").glob("*.sql") for name, sql in Sql(str(path)).items()}
+)
 
 
 def statements() -> dict[str, str]:

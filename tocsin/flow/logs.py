@@ -64,11 +64,11 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
 async def _stored(db: Database, worker_id: str, chunks: list[LogChunk]) -> dict[int, Row]:
     """What there is of each chunk's log already, by the chunk's place; those that are not the worker's are missing."""
     stored: dict[int, Row] = {}
-    for section in ("held", "late"):
+    for sql in (SQL["held"], SQL["late"]):
         asked = [(i, c.run_id, c.attempt, c.fence) for i, c in enumerate(chunks) if i not in stored]
         if asked:
             places, *keys = columns(asked, 4)
-            for row in await db.fetch("engine", SQL[section], worker_id, *keys):
+            for row in await db.fetch("engine", sql, worker_id, *keys):
                 stored[places[row["n"] - 1]] = row
     return stored
 
