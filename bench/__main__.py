@@ -264,6 +264,7 @@ def _logs(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(f"logs: {what}", f"{lying.stored / raw:.3f} of raw", f"{more}, bar {logs.GROWTH:g}")
         report.add(f"logs: rare word, {what}", f"{lying.rare * 1000:.0f} ms", f"bar {logs.RARE * 1000:.0f}")
     report.add("logs: compacting", f"{found.compacted_per_second / mega:.1f} MB/s")
+    report.add("logs: behind, p95", f"{found.tail_p95 * 1000:.0f} ms", f"50 followers; bar {logs.TAIL * 1000:.0f}")
 
 
 _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {

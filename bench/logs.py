@@ -1,5 +1,6 @@
 """logs: how fast one server process takes lines in, how small they are stored, how fast a rare word is found among
-them, and how little of them is in PostgreSQL; before and after they are compacted."""
+them, and how little of them is in PostgreSQL; before and after they are compacted. And how far behind those are who
+follow a log."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+import aiohttp
 import msgspec
 
 from bench.stand import Api, Stand, await_until, say
@@ -23,7 +25,8 @@ from tocsin.flow import compact
 from tocsin.store.db import Database
 from tocsin.store.objects import ObjectStore
 
-INGEST, STORED, RARE, GROWTH = 20.0, 0.35, 1.0, 0.01  # the bars: MB/s, share of raw, seconds, share of raw
+# The bars: MB/s, share of raw, seconds, share of raw, seconds behind (p95).
+INGEST, STORED, RARE, GROWTH, TAIL = 20.0, 0.35, 1.0, 0.01, 1.0
 _WORKERS = 4
 _RUNS = 8  # of each worker, all of which write
 _SHIPMENT = 1_000_000
@@ -32,6 +35,7 @@ _RARE = "zyzzyva"
 _TABLES = "select pg_total_relation_size('tocsin.log_chunks') + pg_total_relation_size('tocsin.log_segments')"
 _LYING = """select count(*), coalesce(sum(stored_bytes + bytes), 0)::bigint
   from tocsin.log_segments where replaced_at is null"""
+_TAILERS, _TAILED = 50, 40  # followers of one log, and lines that they see
 _PENDING = "select count(*) from tocsin.log_segments where added_at > now()"
 
 
@@ -56,20 +60,27 @@ class Logs:
     loose: Lying
     compacted: Lying
     compacted_per_second: float
+    tail_lags: list[float]  # seconds, of each line at each follower
+
+    @property
+    def tail_p95(self) -> float:
+        return statistics.quantiles(self.tail_lags, n=20)[-1]
 
     def document(self) -> dict[str, Any]:
         """For the results' file."""
-        return asdict(self) | {"bars": {"ingest": INGEST, "stored": STORED, "rare": RARE, "growth": GROWTH}}
+        bars = {"ingest": INGEST, "stored": STORED, "rare": RARE, "growth": GROWTH, "tail": TAIL}
+        return asdict(self) | {"tail_lags": None, "tail_p95": self.tail_p95, "bars": bars}
 
 
 def measure(stand: Stand, megabytes: int) -> Logs:
     """Ship, search, compact, search again."""
+    lags = _tail(stand)
     empty = _tables(stand)
     raw, seconds, server, postgres = _ingest(stand, megabytes * 1_000_000)
     loose = _look(stand, empty)
     took = asyncio.run(_compact(stand))
     await_until(lambda: not asyncio.run(stand.query(_PENDING))[0][0], "the new segments are in use")
-    return Logs(raw, raw / seconds, server, postgres, loose, _look(stand, empty), raw / took)
+    return Logs(raw, raw / seconds, server, postgres, loose, _look(stand, empty), raw / took, lags)
 
 
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,14 +90,14 @@ class _Worker:
     """A worker whose runs do nothing but write."""
 
     def __init__(self, stand: Stand, seed: int) -> None:
-        self._key, self._port = stand.keys["worker"], stand.settings.port
+        self._key, self._port = stand.keys["worker_key"], stand.settings.port
         self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         self._rng = random.Random(seed)
         self._words = [f"{self._rng.choice('abcdefghij')}{i}_part" for i in range(4000)]
         body = {"name": f"bench-{seed}", "slots": _RUNS, "targets": ["process"]}
         self.id = self._send("register", body)["worker_id"]
         runs = self._send(f"{self.id}/claim", {"slots": _RUNS, "wait": 30, "last_claim": 0})["runs"]
-        self._runs = [{name: run[name] for name in ("run_id", "attempt", "fence")} | {"offset": 0} for run in runs]
+        self.runs = [{name: run[name] for name in ("run_id", "attempt", "fence")} | {"offset": 0} for run in runs]
         self.rare = False
         self.written = 0
 
@@ -94,7 +105,7 @@ class _Worker:
         """Bodies with so much text, made before the clock runs."""
         bodies = []
         while size > 0:
-            chunks = [self._chunk(run, _SHIPMENT // len(self._runs)) for run in self._runs]
+            chunks = [self._chunk(run, _SHIPMENT // len(self.runs)) for run in self.runs]
             bodies.append(msgspec.msgpack.encode({"chunks": chunks}))
             text = sum(len(line[3]) + 1 for chunk in chunks for line in chunk["lines"])
             self.written += text
@@ -116,6 +127,13 @@ class _Worker:
         chunk = run | {"lines": lines}
         run["offset"] += len(lines)
         return chunk
+
+    def say(self, text: str) -> None:
+        """One line of the first run."""
+        run = self.runs[0]
+        chunk = run | {"lines": [(time.time(), "stdout", "info", text)]}
+        run["offset"] += 1
+        self.ship([msgspec.msgpack.encode({"chunks": [chunk]})])
 
     def ship(self, bodies: list[bytes]) -> None:
         """One after the other, as a worker does."""
@@ -185,6 +203,46 @@ def _ingest(stand: Stand, total: int) -> tuple[int, float, float, float]:
             used = stand.cpu().since(before).trees
             server, postgres = server + used["server"], postgres + used["postgres"]
     return raw, seconds, server, postgres
+
+
+# ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tail(stand: Stand) -> list[float]:
+    """How far behind its writing each line comes to each follower, less what the worker waits before it ships."""
+    job = stand.api.create_job({"kind": "process", "command": ["true"]})
+    stand.api.post(f"/v1/jobs/{job}/runs", {})
+    worker = _Worker(stand, _WORKERS)
+    with _alive([worker]):
+        return asyncio.run(_followed(stand, worker))
+
+
+async def _followed(stand: Stand, worker: _Worker) -> list[float]:
+    lags: list[float] = []
+    url = f"http://127.0.0.1:{stand.settings.port}/v1/runs/{worker.runs[0]['run_id']}/logs/stream"
+    headers = {"authorization": f"Bearer {stand.keys['key']}"}
+
+    async def follow(session: aiohttp.ClientSession, begun: asyncio.Semaphore) -> None:
+        async with session.get(url, headers=headers) as reply:
+            begun.release()
+            seen = 0
+            async for line in reply.content:
+                if line.startswith(b"data: "):
+                    lags.append(time.monotonic() - float(msgspec.json.decode(line[6:])["text"]))
+                    seen += 1
+                    if seen == _TAILED:
+                        return
+
+    begun = asyncio.Semaphore(0)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as tasks:
+        for _ in range(_TAILERS):
+            tasks.create_task(follow(session, begun))
+        for _ in range(_TAILERS):
+            await begun.acquire()
+        for _ in range(_TAILED):
+            await asyncio.to_thread(worker.say, str(time.monotonic()))
+            await asyncio.sleep(0.1)
+    return lags
 
 
 # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────

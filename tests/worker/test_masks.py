@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tocsin.model.loglines import about, joined, parted
 from tocsin.wire import Finished, LogLine, RunError
-from tocsin.worker.lines import LineSplitter
+from tocsin.worker.lines import LineSplitter, clean
 from tocsin.worker.masks import BLOT, Mask
 
 SECRET = 'cänary+7/?x "q\\z'
@@ -136,3 +137,11 @@ def test_ends_are_masked_too() -> None:
 def test_overlapping_values_leave_nothing_of_either() -> None:
     assert shown(Mask(["abcdef", "defghi"]), ["<abcdefghi>"]) == [f"<{BLOT}>"]
     assert shown(Mask(["aaaa"]), ["<aaaaaa>"]) == [f"<{BLOT}>"]
+
+
+@pytest.mark.parametrize("secret", ['quo"ted\\secret', "zwölf Boxkämpfer", "first line\nsecond line"])
+def test_what_a_line_carries_beside_its_text_is_masked_and_stays_readable(secret: str) -> None:
+    beside = clean(about("db", {"password": secret, "n": 1}))
+    [(_, _, _, text)] = Mask([secret]).output([(0.0, "log", "info", joined("connected", beside))])
+    told, carried = parted(text)
+    assert told == "connected" and carried is not None and carried.fields == {"password": BLOT, "n": 1}
