@@ -31,7 +31,14 @@ class Old:
         self.rng = random.Random(3)
 
     async def make_day(self, day: date) -> None:
-        await partitions._make(self.scene.db, datetime.combine(day, time(), UTC))
+        await partitions.make(self.scene.db, datetime.combine(day, time(), UTC))
+
+    async def job(self, **spec: Any) -> dict[str, Any]:
+        """A job that is older than all these days."""
+        made = await self.scene.job(**spec)
+        old = f"018f{made['id'][4:]}"
+        await self.scene.sql.execute("update jobs set id = $2 where id = $1", made["id"], old)
+        return made | {"id": old}
 
     async def rows(self, job: dict[str, Any], day: date, count: int, **given: Any) -> list[str]:
         """Runs of that day, each with one or two attempts; their ids, oldest first."""
@@ -190,7 +197,7 @@ async def page(old: Old, **query: Any) -> list[dict[str, Any]]:
 
 async def test_runs_are_read_as_before_by_one_cursor(old: Old) -> None:
     """Cold, hot and live ones, page by page, by each filter: the same before and after."""
-    a, b = await old.scene.job(name="a", tags={"team": "blue"}), await old.scene.job(name="b")
+    a, b = await old.job(name="a", tags={"team": "blue"}), await old.job(name="b")
     days = [DAY + timedelta(days=d) for d in (-2, -1, 0, 1)]
     for day in days:
         await old.make_day(day)

@@ -60,7 +60,7 @@ async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: 
 @asynccontextmanager
 async def _turn(db: Database) -> AsyncIterator[Connection | None]:
     """A connection as the owner, or none if another archivist is at work."""
-    owner = await connect(db.url, "owner", lock_timeout="2s", idle_in_transaction_session_timeout="0")
+    owner = await connect(db.url, "owner", lock_timeout="2s")
     try:
         yield owner if await owner.fetchval(SQL["take_turn"]) else None
     finally:
@@ -106,9 +106,7 @@ class _Day:
     async def _copy_part(self, tenant_id: int, part: Bounds) -> None:
         with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as folder:
             rows = Path(folder, "rows.csv")
-            await self._owner.copy_from_query(
-                SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N", timeout=None
-            )
+            await self._owner.copy_from_query(SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N")
             data = await self._parquet.write(rows, COLUMNS)
         await self._point("written")
         checksum = hashlib.sha256(data).digest()

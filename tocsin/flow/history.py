@@ -109,7 +109,8 @@ async def _archived(
     """Files that may hold some of the runs, of which the page has those down to `lowest` already."""
     if given["state"] in LIVE:
         return []
-    first = max(filter(None, (given["since"], lowest)), default=None)
+    # No run is older than its job.
+    first = max(filter(None, (given["since"], given["job"], lowest)), default=None)
     last = min(filter(None, (given["until"], given["before"])), default=None)
     return await cold.files(
         connection,

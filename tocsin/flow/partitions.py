@@ -26,10 +26,11 @@ async def make_ahead(db: Database) -> list[str]:
     days = wanted(await db.read_clock())
     rows = await db.fetch("engine", SQL["existing"])
     missing = [d for d in days if partition_name(d) not in {row["name"] for row in rows}]
-    return [partition_name(day) for day in missing if await _make(db, day)]
+    return [partition_name(day) for day in missing if await make(db, day)]
 
 
-async def _make(db: Database, day: datetime) -> bool:
+async def make(db: Database, day: datetime) -> bool:
+    """Make the partition of one day; False if it was there."""
     owner = await connect(db.url, "owner", lock_timeout="2s")
     try:
         async with owner.transaction():

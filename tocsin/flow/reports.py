@@ -75,6 +75,7 @@ async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, aske
         "failures": _failures,
         "utilisation": _utilisation,
     }[kind]
+    await _bring_files(db, parquet, who, asked)
     if kind == "utilisation" and who.bound_to is None:
         slugs = {str(row["id"]): row["slug"] for row in await db.fetch("engine", SQL["tenants"])}
         async with db.transaction("reports") as connection:
@@ -97,6 +98,13 @@ async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, aske
         "complete": reader.complete,
         "items": items,
     }
+
+
+async def _bring_files(db: Database, parquet: Parquet, who: Identity, asked: Asked) -> None:
+    """Have the caller's own files at hand before a transaction is begun, which should not wait for them."""
+    async with db.snapshot(who.tenant_id, "reports") as connection:
+        found = await cold.files(connection, [who.tenant_id], asked.span.start.date(), asked.span.end.date())
+    await parquet.bring([archived.file for archived in found])
 
 
 async def _runs(reader: _Reader, asked: Asked) -> list[Item]:

@@ -26,6 +26,7 @@ SQL = Sql(__file__)
 Given = Sequence[Any] | Mapping[str, Any]
 _THREADS = 2  # queries at a time; each is bound to one core
 _MEMORY = "256MB"
+_COPIES = 8  # files on their way here at a time
 _SECONDS = 15.0  # a query may take, as one of the database
 _KEPT_BYTES = 1 << 30  # of copies
 _KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
@@ -62,7 +63,7 @@ class Parquet:
 
     async def query(self, sql: str, files: Sequence[File], given: Given = ()) -> list[dict[str, Any]]:
         """Rows of a statement, in which `$FILES` stands for the files; `given` for `$1` or `$name`. Times are UTC."""
-        paths = [str(await self._at_hand(file)) for file in files]
+        paths = [str(path) for path in await self.bring(files)]
         # Our own paths, never a caller's words; quoted all the same.
         listed = "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
         return await self._in_thread(sql.replace("$FILES", listed), given)
@@ -86,7 +87,7 @@ class Parquet:
 
         if self._engine is None:
             # Two threads that do so at once make one too many, which is let go.
-            self._engine = duckdb.connect(":memory:", config=_CONFIG)
+            self._engine = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(self._folder / "spill")})
         cursor = self._engine.cursor()
         cursors.append(cursor)
         try:
@@ -99,6 +100,16 @@ class Parquet:
             raise Unavailable(f"the archive cannot be read: {error}", code="archive_unavailable") from error
         finally:
             cursor.close()
+
+    async def bring(self, files: Sequence[File]) -> list[Path]:
+        """The files on this machine, where those of a store behind a URL are copied to, some at a time."""
+        some = asyncio.Semaphore(_COPIES)
+
+        async def one(file: File) -> Path:
+            async with some:
+                return await self._at_hand(file)
+
+        return list(await asyncio.gather(*map(one, files)))
 
     async def _at_hand(self, file: File) -> Path:
         """The file on this machine."""
