@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tocsin.errors import InvalidInput
 from tocsin.model.reports import SHORTEST, as_csv, bucket, grouping, percentile, span, success_rate
+from tocsin.model.scalars import EARLIEST
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 durations = st.lists(st.floats(0, 1e9), min_size=1, max_size=200)
@@ -45,6 +46,7 @@ def test_only_what_was_to_end_by_itself_counts_for_success() -> None:
 def test_a_stretch_is_the_last_day_unless_told() -> None:
     assert span(None, None, "job", NOW) == (NOW - timedelta(days=1), NOW)
     assert span(NOW - timedelta(days=366), NOW, "day", NOW).start == NOW - timedelta(days=366)
+    assert span(None, EARLIEST + timedelta(hours=1), "day", NOW).start == EARLIEST
 
 
 @pytest.mark.parametrize(

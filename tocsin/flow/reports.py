@@ -18,7 +18,6 @@ from tocsin.store.parquet import File, Parquet
 SQL = Sql(__file__)
 MOST_ROWS = 1_000_000  # of history that one report reads in the database: the newest
 MOST_ARCHIVED = 20_000_000  # and in files
-_DEFAULT_GROUPS = 100
 STATES = ("succeeded", "dead", "cancelled", "expired", "skipped")
 Item = dict[str, Any]
 
@@ -28,7 +27,7 @@ class Asked(NamedTuple):
 
     span: Span
     by: str
-    most: int = _DEFAULT_GROUPS
+    most: int
 
 
 class _Reader:
@@ -79,6 +78,7 @@ async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, aske
     if kind == "utilisation" and who.bound_to is None:
         slugs = {str(row["id"]): row["slug"] for row in await db.fetch("engine", SQL["tenants"])}
         async with db.transaction("reports") as connection:
+            await connection.execute(SQL["steady"])
             reader = _Reader(connection, parquet, [int(id_) for id_ in slugs], asked)
             items = await make(reader, asked)
     else:

@@ -93,6 +93,10 @@ select key, count(*) as attempts, sum(extract(epoch from finished_at - started_a
  where started_at is not null
  group by key
 
+-- :name steady
+-- All statements of the transaction see one moment, as those of a tenant's do.
+set transaction isolation level repeatable read, read only
+
 -- :name tenants
 select id, slug from tenants order by id
 

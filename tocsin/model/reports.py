@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from tocsin.errors import InvalidInput
+from tocsin.model.scalars import EARLIEST
 
 Kind = Literal["runs", "failures", "utilisation"]
 # What each report may be grouped by; the first unless told.
@@ -38,7 +39,7 @@ class Span(NamedTuple):
 def span(start: datetime | None, end: datetime | None, by: str, now: datetime) -> Span:
     """What was asked for, the last day unless told; raises why not."""
     end = end or now
-    start = start or end - timedelta(days=1)
+    start = start or max(end - timedelta(days=1), EARLIEST)
     longest = LONGEST_BY_HOUR if by == "hour" else LONGEST_SPAN
     if not start < end:
         raise InvalidInput.field("from", "invalid_range", "must be before `to`")

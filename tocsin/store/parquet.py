@@ -21,8 +21,10 @@ from typing import IO, Any, NamedTuple
 from tocsin.errors import Contention, Unavailable
 from tocsin.store.db import Sql
 from tocsin.store.objects import ObjectStore
+from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
+log = get_logger("parquet")
 Given = Sequence[Any] | Mapping[str, Any]
 _THREADS = 2  # queries at a time; each is bound to one core
 _MEMORY = "256MB"
@@ -97,7 +99,9 @@ class Parquet:
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, map(_aware, row), strict=True)) for row in cursor.fetchall()]
         except duckdb.Error as error:
-            raise Unavailable(f"the archive cannot be read: {error}", code="archive_unavailable") from error
+            # It may name files of this machine, which is nothing to tell a caller.
+            log.error("the archive cannot be read", error=f"{type(error).__name__}: {error}")
+            raise Unavailable("the archive cannot be read", code="archive_unavailable") from error
         finally:
             cursor.close()
 
