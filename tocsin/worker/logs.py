@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -75,7 +74,7 @@ class RunLog:
         self.dropped = 0
         self.missing = 0  # dropped behind the last line, and not told yet
         self.lines: list[LogLine] = []
-        self.away: deque[_Away] = deque()
+        self.away: list[_Away] = []
         self.leaving = 0  # lines on their way to disk
         self.last: list[LogLine] = []
         self.on_flushed: Callable[[], None] | None = None
@@ -269,7 +268,7 @@ class LogShipper:
     def _abandon(self, log: RunLog) -> None:
         self._size -= log.give_up()
         while log.away:
-            self._spool.drop(log.away.popleft().piece)
+            self._spool.drop(log.away.pop(0).piece)
         self._flushed(log)
 
     def _flushed(self, log: RunLog) -> None:
@@ -293,7 +292,7 @@ class LogShipper:
         while True:
             await self._too_much.wait()
             self._too_much.clear()
-            while self._size > KEPT:
+            while self._size > KEPT and self._spool.room > _MAX_SHIPMENT:
                 log = max(self._dirty, key=lambda log: len(log.last) + (0 if log.away else len(log.lines) - log.sent))
                 lines = log.part(_MAX_SHIPMENT)
                 if not lines or not await self._spool_out(log, lines):
@@ -319,7 +318,7 @@ class LogShipper:
         except (OSError, msgspec.DecodeError):
             log.dropped += away.lines
             lines = [_left_out(away.lines, "the worker's disk has lost them")]
-        log.away.popleft()
+        del log.away[0]
         log.lines += lines
         self._size += _size(lines)
         log.close_up()

@@ -32,9 +32,14 @@ class Spool:
         self._end = 0
         self._pieces = 0
 
+    @property
+    def room(self) -> int:
+        """Bytes that still fit."""
+        return self._most - self._end
+
     async def put(self, data: bytes) -> Piece | None:
         """Keep it; None if there is no room, or the disk refuses."""
-        if self._end + len(data) > self._most:
+        if len(data) > self.room:
             return None
         piece = Piece(self._end, len(data))
         self._end += len(data)
