@@ -11,10 +11,12 @@ import pytest
 
 from tests.flow.kit import PROCESS, Scene, end_of
 from tests.flow.test_archive import DAY, Old
+from tocsin.errors import Unavailable
 from tocsin.flow import retention
 from tocsin.node.archivist import Archivist
 from tocsin.settings import Settings
 from tocsin.store.parquet import Parquet
+from tocsin.telemetry import LOOP_ERRORS
 
 
 @pytest.fixture
@@ -119,6 +121,19 @@ async def test_the_archivist_does_all_of_it_if_it_is_told_to(scene: Scene, tmp_p
         assert (await old.hot() > 0) == left
     assert len((await scene.api.get("/v1/runs"))["items"]) == 2
     parquet.close()
+
+
+async def test_an_archivist_that_fails_says_so_and_takes_its_time(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> int:
+        raise Unavailable("no objects today")
+
+    monkeypatch.setattr(retention, "expire", fail)
+    failed = LOOP_ERRORS.labels("archivist")._value.get()
+    settings = Settings.load({}, home=tmp_path, database_url=scene.node.settings.database_url)
+    assert await Archivist(scene.db, scene.node.objects, scene.node.parquet, settings).run_once() == 60
+    assert LOOP_ERRORS.labels("archivist")._value.get() == failed + 1
 
 
 @pytest.mark.parametrize("wrong", [{"hot_days": 1}, {"hot_days": -3}, {"runs_days": 0}])

@@ -11,8 +11,10 @@ from tocsin.settings import Settings
 from tocsin.store.db import Database
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import Parquet
+from tocsin.telemetry import LOOP_ERRORS, get_logger
 
-_PAUSE = 600.0  # seconds between looks; nothing waits for it
+log = get_logger("archivist")
+_PAUSE, _AGAIN = 600.0, 60.0  # seconds between looks, and after one that failed; nothing waits for it
 
 
 class Archivist(Loop):
@@ -28,9 +30,18 @@ class Archivist(Loop):
         self._settings = settings
 
     async def run_once(self) -> float:
+        try:
+            await self._take_turn()
+        except Exception as error:
+            # Not after the moment that other loops wait: to write a day anew may be much work.
+            LOOP_ERRORS.labels(self.name).inc()
+            log.warning("turn failed", error=f"{type(error).__name__}: {error}")
+            return _AGAIN
+        return _PAUSE
+
+    async def _take_turn(self) -> None:
         if self._settings.hot_days:
             ended = await self._db.read_clock() - timedelta(days=self._settings.hot_days)
             if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
                 await retention.forget_jobs(self._db, ended)
         await retention.expire(self._db, self._objects, self._settings.runs_days)
-        return _PAUSE
