@@ -17,6 +17,7 @@ from tocsin.flow import archive, history, partitions
 from tocsin.flow.shared import cold
 from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import new_id
+from tocsin.store.db import connect
 from tocsin.store.parquet import Parquet
 
 DAY = date(2026, 3, 10)
@@ -289,7 +290,9 @@ async def test_a_report_under_way_delays_the_end_of_a_partition_and_nobody_else(
     job = await old.scene.job()
     await old.make_day(DAY)
     await old.rows(job, DAY, 3)
-    async with old.scene.db.snapshot((await old.scene.who()).tenant_id, "reports") as reader:
+    # As a report does, but with all the time it wants.
+    reader = await connect(old.scene.db.url, "owner", idle_in_transaction_session_timeout="0")
+    async with reader.transaction(isolation="repeatable_read"):
         count = await reader.fetchval("select count(*) from history")
         with pytest.raises(Exception, match="lock timeout"):
             await old.archive()
@@ -297,6 +300,7 @@ async def test_a_report_under_way_delays_the_end_of_a_partition_and_nobody_else(
         pending = await old.scene.value("select bool_or(inhdetachpending) from pg_inherits")
         assert pending, "the detachment was begun, and is finished by the next turn"
         assert len((await old.scene.api.get("/v1/runs"))["items"]) == 3
+    await reader.close()
     assert await old.archive() == [DAY]
 
 
