@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -109,9 +110,10 @@ def test_a_misspelt_setting_is_1(tocsin: Tocsin, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_interrupt_is_130(script: Script) -> None:
-    run = {"id": "r1", "state": "running", "attempt": 1}
-    line = {"seq": 0, "text": "started"}
-    script.on("GET", "/v1/runs/r1", run).on("GET", "/v1/runs/r1/logs", {"items": [line], "next_after": None})
+    line = {"seq": 1, "text": "started", "attempt": 1}
+    said = f"id: 1.1\nevent: line\ndata: {json.dumps(line)}\n\n".encode()
+    # It breaks off, and is asked for again and again.
+    script.on("GET", "/v1/runs/r1/logs/stream", Reply(200, said, {"Content-Type": "text/event-stream"}))
     command = [sys.executable, "-m", "tocsin", "run", "logs", "-f", "r1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None

@@ -74,6 +74,7 @@ def test_worker(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
         "slots": 2,
         "labels": {"region": "eu"},
         "name": "w",
+        "editor": None,
     }
 
 

@@ -59,8 +59,11 @@ async def test_every_loop_survives_every_fault(live: Scene, monkeypatch: pytest.
     node, who = live.node, await live.who()
     names = [one.name for one in node._loops]
     assert len(set(names)) == len(names) >= 8
-    listener = node.events.stream(who, Wanted(), None)  # else the loop of events sleeps
-    await anext(listener)
+    # Else the loops of events and of logs sleep.
+    [run] = await live.ask(await live.job())
+    listeners = [node.events.stream(who, Wanted(), None), node.tails.stream(who, run, None, None, None)]
+    for listener in listeners:
+        await anext(listener)
     before = {name: errors(name) for name in names}
     node.db.failpoints = troubles = Troubles(names)
     async with asyncio.timeout(30):
@@ -70,7 +73,8 @@ async def test_every_loop_survives_every_fault(live: Scene, monkeypatch: pytest.
                 one.wake()
             await asyncio.sleep(0.02)
         await asyncio.gather(*(turns_well(one) for one in node._loops))
-    await listener.aclose()
+    for listener in listeners:
+        await listener.aclose()
     assert {name: errors(name) - before[name] for name in names} == dict.fromkeys(names, len(FAULTS))
 
 

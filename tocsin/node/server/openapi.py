@@ -86,6 +86,7 @@ Patch = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _PAGED = ("limit", "cursor")
 _REPORT = ("from", "to", "by", "limit")
+_OR_CSV = ("application/json", "text/csv")
 _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to")
 
 # Fields that decode and are refused as not supported yet: the document does not promise them.
@@ -111,7 +112,7 @@ class Operation(NamedTuple):
     versioned: bool = False
     problems: tuple[int, ...] = ()
     also: tuple[int, ...] = ()  # other statuses of success, with the same reply
-    media: str = "application/json"
+    media: tuple[str, ...] = ("application/json",)  # all but the first are text
 
 
 def _control(summary: str, reply: Any, versioned: bool = True) -> Operation:
@@ -191,13 +192,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         TailedLine,
         query=("attempt", "stream", "after"),
         problems=(429,),
-        media="text/event-stream",
+        media=("text/event-stream",),
     ),
     ("GET", "/v1/runs/{id}/logs/download"): Operation(
         "Download the log of an attempt, as text or a JSON document per line",
         str,
         query=("attempt", "stream", "format"),
-        media="text/plain",
+        media=("text/plain", "application/x-ndjson"),
     ),
     ("GET", "/v1/logs/search"): Operation(
         "Search log lines, newest first (a run's: oldest first); a page may be short, or empty, without being the last",
@@ -209,7 +210,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         Event,
         query=("type", "job", "after"),
         problems=(429,),
-        media="text/event-stream",
+        media=("text/event-stream",),
     ),
     ("GET", "/v1/dead-letters"): Operation(
         "List dead letters", Page[DeadLetter], query=("job", "error_class", *_PAGED)
@@ -275,12 +276,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Report what became of runs, how long they took and how late they began (also as text/csv)",
         ReportOf[RunsOf],
         query=_REPORT,
+        media=_OR_CSV,
     ),
     ("GET", "/v1/reports/failures"): Operation(
-        "Report failures by class (also as text/csv)", ReportOf[FailuresOf], query=_REPORT
+        "Report failures by class (also as text/csv)", ReportOf[FailuresOf], query=_REPORT, media=_OR_CSV
     ),
     ("GET", "/v1/reports/utilisation"): Operation(
-        "Report how busy workers, pools or tenants were (also as text/csv)", ReportOf[UtilisationOf], query=_REPORT
+        "Report how busy workers, pools or tenants were (also as text/csv)",
+        ReportOf[UtilisationOf],
+        query=_REPORT,
+        media=_OR_CSV,
     ),
     ("GET", "/v1/workers"): Operation("List workers", Page[Worker], query=_PAGED),
     ("GET", "/v1/workers/{id}"): Operation("Read a worker", Worker),
@@ -504,7 +509,8 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"description": "Done"}
     if op.reply is not None:
-        done["content"] = {op.media: {"schema": refs[op.reply]}}
+        first, *others = op.media
+        done["content"] = {first: {"schema": refs[op.reply]}} | {m: {"schema": {"type": "string"}} for m in others}
     done["headers"] = dict(_reply_headers(op))
     problems = (*_ALWAYS, *op.problems, *(_WITH_BODY), *((412,) if op.versioned else ()))
     out: dict[str, Any] = {
