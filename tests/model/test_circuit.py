@@ -114,7 +114,7 @@ def test_canaries_come_in_growing_waves_until_it_closes() -> None:
         turn = turned(circuit, 0, circuit.next_at)
         waves.append(turn.release)
         circuit = went(turn, POLICY, turn.release if len(waves) < 20 else 0, circuit.next_at)
-    assert all(2 * a == b or b == 50 for a, b in pairwise(waves[:19]))
+    assert all(2 * a == b or b == 25 for a, b in pairwise(waves[:19]))
     assert circuit.wave == 0 and circuit.state == "closed"
 
 

@@ -21,7 +21,7 @@ from tocsin.model.scalars import Duration
 
 State = Literal["closed", "open", "half_open"]
 LAST_WAVE = 8  # of canaries; when it has ended well, the circuit closes
-_BETWEEN_WAVES = timedelta(seconds=0.1)
+_BETWEEN_WAVES = timedelta(seconds=0.05)  # small and often, so that others notice little of it
 _CHECK_CANARIES = timedelta(seconds=1)  # their ends are heard of at once; this finds those that never end
 _STRAGGLERS = timedelta(seconds=60)  # longer than any claim that still saw the circuit open, and parks by it
 _CHECK_STRAGGLERS = timedelta(seconds=5)
