@@ -325,8 +325,10 @@ async def test_edits_planners_and_claims_at_once_run_each_instant_once(scene: Sc
     over = asyncio.Event()
 
     async def edits() -> None:
-        for i in range(20):
+        for i in range(500):
             await patch(scene, job, priority=i)
+            if i >= 20 and ran:
+                break
         over.set()
 
     async def plans() -> None:
