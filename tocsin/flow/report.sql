@@ -127,17 +127,17 @@ select i.id::text as id, i.fence
 
 -- :name give_back
 -- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to
--- be stopped. One that a cancel moves meanwhile is given back again by the worker's next heartbeat.
+-- be stopped. By key and not by place, as above: a cancel may have moved the row meanwhile.
 -- → staged if its instant has not come: then it is as if it had never been claimed, so that its deadline counts and a
 -- pause or an edit retracts it. Only the fence stays as high as it was.
 with told as (
     select * from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
 ),
 held as materialized (
-    select r.ctid as place, r.stop_reason
+    select r.tenant_id, r.id, r.stop_reason
       from told t
      cross join lateral (
-            select r.ctid, r.stop_reason from runs r
+            select r.tenant_id, r.id, r.stop_reason from runs r
              where (r.worker_id, r.id) between (t.worker_id, t.id) and (t.worker_id, t.id)
                and r.state in ('running', 'stopping')
                and r.fence = t.fence
@@ -149,13 +149,13 @@ back as (
        set state = case when r.ready_at > now() then 'staged' else 'ready' end,
            attempt = r.attempt - (r.ready_at > now())::int, worker_id = null, claim_id = null
       from held h
-     where h.stop_reason is null and r.ctid = h.place
+     where h.stop_reason is null and (r.tenant_id, r.id) between (h.tenant_id, h.id) and (h.tenant_id, h.id)
     returning r.tenant_id, r.id, r.fence, r.lane_id, r.ready_at, r.order_key
 ),
 ended as (
     delete from runs r
      using held h
-     where h.stop_reason is not null and r.ctid = h.place
+     where h.stop_reason is not null and (r.tenant_id, r.id) between (h.tenant_id, h.id) and (h.tenant_id, h.id)
     returning r.*, 'cancelled' as final_state, 'cancelled' as reason
 ),
 -- :include record_ended

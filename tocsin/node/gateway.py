@@ -72,6 +72,8 @@ class Session:
     poll: Poll | None = None
     listening: asyncio.Future[None] | None = None
     given_back: dict[RunKey, None] = field(default_factory=dict)  # the latest, because nothing else keeps them
+    # A repeat that overtakes what it repeats would find the run gone before anybody remembers why.
+    giving_back: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def recall(self, back: Sequence[Returned]) -> set[RunKey]:
         """Which of these it handed back before: a repeat is answered as it was then."""
@@ -182,9 +184,10 @@ class Gateway:
             accepted |= await self._reports.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
         if body.returned:
             back = [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
-            given = await self._give_back(back)
-            accepted |= given | session.recall(back)
-            session.remember(given)
+            async with session.giving_back:
+                given = await self._give_back(back)
+                accepted |= given | session.recall(back)
+                session.remember(given)
         if told:
             self._dispatcher.look_for_room()
         if body.running is not None:
