@@ -16,7 +16,8 @@ from tocsin.model import states
 from tocsin.model.job import check
 from tocsin.node.server import replies, routes, worker_routes
 from tocsin.node.server.app import described
-from tocsin.node.server.openapi import NOT_BUILT, OPERATIONS, document
+from tocsin.node.server.openapi import NOT_BUILT, document
+from tocsin.node.server.operations import OPERATIONS
 from tocsin.store.vault import MasterKeys
 from tocsin.wire import decode_job_spec
 
@@ -36,7 +37,7 @@ def validator(schema: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("method", "path"), BUILT)
 def test_every_built_route_is_listed(method: str, path: str) -> None:
-    assert (method, path) in OPERATIONS, "tocsin/node/server/openapi.py: OPERATIONS has no row for it"
+    assert (method, path) in OPERATIONS, "tocsin/node/server/operations.py: OPERATIONS has no row for it"
     assert operation(method, path)["summary"]
 
 

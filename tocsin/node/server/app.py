@@ -11,7 +11,8 @@ from prometheus_client import generate_latest
 from tocsin.errors import MethodNotAllowed, NotFound, NotSupported, Unavailable
 from tocsin.node.server import docs_page, routes, worker_routes
 from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, Endpoint, answer, answered, endpoint
-from tocsin.node.server.openapi import OPERATIONS, document
+from tocsin.node.server.openapi import document
+from tocsin.node.server.operations import OPERATIONS
 from tocsin.node.server.protocol import Reply, Request, Respond
 from tocsin.store.migrate import schema_state
 from tocsin.telemetry import REGISTRY
