@@ -17,6 +17,7 @@ from tocsin.model.calendars import MOST_DAYS, Mode, Weekday
 from tocsin.model.ical import LONGEST_TEXT
 from tocsin.model.job import JobSpec, Name, RunRequest, Schedule
 from tocsin.model.scalars import Duration, Instant, decode_scalar, encode_scalar
+from tocsin.model.workflow import Node, WorkflowSpec
 
 Slots = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 RunKey = tuple[str, int]  # (run_id, fence)
@@ -65,6 +66,17 @@ class RawJobBatch(_Body):
 
 decode_job_batch = msgspec.json.Decoder(JobBatch, dec_hook=decode_scalar).decode
 decode_raw_job_batch = msgspec.json.Decoder(RawJobBatch).decode
+
+
+class RawNodes(Struct):
+    """A workflow's jobs before anybody looked into them: to tell which one is wrong."""
+
+    jobs: dict[str, msgspec.Raw]
+
+
+decode_workflow_spec = msgspec.json.Decoder(WorkflowSpec, dec_hook=decode_scalar).decode
+decode_raw_nodes = msgspec.json.Decoder(RawNodes).decode
+decode_node = msgspec.json.Decoder(Node, dec_hook=decode_scalar).decode
 
 
 class PreviewRequest(_Body):

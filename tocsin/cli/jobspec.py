@@ -235,9 +235,9 @@ def _split(given: Document) -> tuple[Document, Document]:
 
 def _fields_of_others(kind: str) -> set[str]:
     """What only targets of other kinds have: left behind, it would make no sense."""
-    from tocsin.model.targets import Target
+    from tocsin.model.targets import WorkerTarget
 
-    names = {each.__struct_config__.tag: set(each.__struct_fields__) for each in get_args(Target)}
+    names = {each.__struct_config__.tag: set(each.__struct_fields__) for each in get_args(WorkerTarget)}
     return set().union(*names.values()) - names[kind]
 
 

@@ -16,11 +16,20 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from tocsin.errors import InvalidInput, NotSupported
 from tocsin.model import phrases
+from tocsin.model.graph import Dependency, Wanted, dependencies
 from tocsin.model.httpcall import host_of
 from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.scalars import Duration, Instant
-from tocsin.model.targets import HttpTarget, Line, ProcessTarget, Target, may_be_set, wrong_target
+from tocsin.model.targets import (
+    HttpTarget,
+    Line,
+    ProcessTarget,
+    Target,
+    WorkflowTarget,
+    may_be_set,
+    wrong_target,
+)
 
 NAME = r"^[a-zA-Z0-9._-]{1,128}(?!\n)$"
 Name = Annotated[str, Meta(pattern=NAME)]
@@ -151,7 +160,7 @@ class JobSpec(_Part, frozen=True):
     concurrency_key: Line | ConcurrencyKey | None = None
     rate_limit: Line | RateLimit | None = None
     circuit: Name | None = None
-    depends_on: list[Any] = []
+    depends_on: list[Wanted] = []
     secrets: Annotated[dict[str, Name], Meta(max_length=50)] = {}
     notify: list[Any] = []
     tags: Annotated[dict[str, str], Meta(max_length=50)] = {}
@@ -166,6 +175,11 @@ class JobSpec(_Part, frozen=True):
         """The key in its long form: a short one lets one run at a time."""
         key = self.concurrency_key
         return ConcurrencyKey(key=key) if isinstance(key, str) else key
+
+    @property
+    def parents(self) -> list[Dependency]:
+        """The jobs that it waits for, each in its long form."""
+        return dependencies(self.depends_on)
 
     @property
     def rate(self) -> Rate | None:
@@ -220,9 +234,12 @@ class RunRequest(_Part, frozen=True):
         return structs.replace(self, at=Instant(now + self.delay.delta), delay=None)
 
 
-def check(spec: JobSpec) -> None:
-    """Refuse what decodes but means nothing, or nothing yet. Schedules in depth: `model.schedule`."""
+def check(spec: JobSpec, of_workflow: bool = False) -> None:
+    """Refuse what decodes but means nothing, or nothing yet. Schedules in depth: `model.schedule`. `of_workflow`: the
+    document was made of one by `model.workflow`."""
     found = list(_wrong(spec))
+    if isinstance(spec.target, WorkflowTarget) and not of_workflow:
+        found.append(("target.kind", "a workflow is made and changed through /v1/workflows"))
     if found:
         wrong = [{"path": p, "code": "invalid", "message": m} for p, m in found]
         raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)

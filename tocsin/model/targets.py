@@ -95,7 +95,15 @@ class KubernetesTarget(_Part, frozen=True, tag_field="kind", tag="kubernetes"):
     pull: Pull = "missing"
 
 
-Target: TypeAlias = ProcessTarget | PythonTarget | HttpTarget | ContainerTarget | KubernetesTarget
+class WorkflowTarget(_Part, frozen=True, tag_field="kind", tag="workflow"):
+    """The jobs of a workflow and what they wait for, as `model.workflow` writes and reads them: what the runs of the
+    job that stands for the whole are made of. No worker runs it, and only /v1/workflows makes it."""
+
+    jobs: dict[str, Any]
+
+
+WorkerTarget: TypeAlias = ProcessTarget | PythonTarget | HttpTarget | ContainerTarget | KubernetesTarget
+Target: TypeAlias = WorkerTarget | WorkflowTarget
 
 
 # What a target says to what it runs, and what stands there when that is kept elsewhere.

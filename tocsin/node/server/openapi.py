@@ -235,6 +235,9 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
         for field in fields:
             del schemas[name]["properties"][field]
     schemas["JobSpec"]["properties"]["overlap"]["enum"].remove("replace")
+    # Job documents are answered with it, and refused.
+    asked = schemas["JobSpec"]["properties"]["target"]
+    asked["anyOf"].remove({"$ref": asked["discriminator"]["mapping"].pop("workflow")})
     return dict(zip(types, made, strict=True)), schemas
 
 

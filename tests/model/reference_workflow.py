@@ -1,0 +1,41 @@
+"""What must become of every node of a workflow run: slow, obvious, and without a line of the code it judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+End = tuple[str, str | None]
+Edge = tuple[str, str]  # (parent, on)
+
+
+def ends(parents: Mapping[str, Sequence[Edge]], own: Mapping[str, str]) -> dict[str, End]:
+    """The final (state, reason) of each node. `own`: how a node ends by itself if it comes to run: `succeeded`, `dead`,
+    `cancelled` or `expired`. A reason is told of skipped nodes only."""
+    found: dict[str, End] = {}
+    while len(found) < len(parents):
+        for node, edges in parents.items():
+            if node not in found and all(parent in found for parent, _ in edges):
+                found[node] = _end_of(own[node], [(on, *found[parent]) for parent, on in edges])
+    return found
+
+
+def _end_of(own: str, edges: Sequence[tuple[str, str, str | None]]) -> End:
+    bad_end = ("dead", "cancelled", "expired")
+    if any(
+        on == "success" and (state in bad_end or (state, reason) == ("skipped", "upstream_failed"))
+        for on, state, reason in edges
+    ):
+        return "skipped", "upstream_failed"
+    if any(on == "success" and (state, reason) == ("skipped", "not_needed") for on, state, reason in edges):
+        return "skipped", "not_needed"
+    if any(on == "failure" and state != "dead" for on, state, _ in edges):
+        return "skipped", "not_needed"
+    return own, None
+
+
+def outcome(found: Mapping[str, End], cancelled: bool = False) -> str:
+    """The final state of the whole run."""
+    well = [end for end in found.values() if end in (("succeeded", None), ("skipped", "not_needed"))]
+    if len(well) == len(found):
+        return "succeeded"
+    return "cancelled" if cancelled else "dead"

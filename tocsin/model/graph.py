@@ -1,0 +1,232 @@
+"""Jobs that wait for jobs: the graph, what makes one impossible, and what a job's parents decide about it.
+
+Nothing here recurses and each rule takes time in proportion to nodes and edges, because graphs come from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+from msgspec import Meta, Struct
+
+from tocsin.errors import InvalidInput
+
+MOST_NODES = 10_000
+MOST_EDGES = 50_000
+MOST_PARENTS = 9_999
+DEEPEST = 1_000
+_MOST_NAMED = 20  # errors, nodes of a cycle or failed nodes that one message names
+
+On = Literal["success", "failure", "completion"]
+Reference = Annotated[str, Meta(min_length=1, max_length=128)]
+Wrong = dict[str, str]
+End: TypeAlias = tuple[str, str | None]  # the state and the reason of a run that has ended
+
+
+class Dependency(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """A parent, and how it must have ended: `success`, `failure` (dead), or `completion` (anyhow)."""
+
+    job: Reference
+    on: On = "success"
+
+
+Wanted: TypeAlias = Reference | Dependency
+
+
+def dependencies(wanted: Iterable[Wanted]) -> list[Dependency]:
+    """Each in its long form; a name alone wants success."""
+    return [Dependency(job=each) if isinstance(each, str) else each for each in wanted]
+
+
+class Graph:
+    """A graph that can be run: made by `Graph.of`, which refuses every other."""
+
+    def __init__(self, parents: Mapping[str, Sequence[Dependency]]) -> None:
+        self.parents = parents
+        self.children: dict[str, list[str]] = {node: [] for node in parents}
+        for node, wanted in parents.items():
+            for each in wanted:
+                self.children[each.job].append(node)
+        self.order = self._sorted()
+
+    @classmethod
+    def of(cls, parents: Mapping[str, Sequence[Dependency]], where: str = "jobs") -> Graph:
+        """The graph of these nodes; raises what is wrong with it, by path under `where`."""
+        _refuse(_too_large(parents, where))
+        _refuse(_wrong_edges(parents, where))
+        graph = cls(parents)
+        if len(graph.order) < len(parents):
+            raise graph._cycle(where)
+        if graph.depth > DEEPEST:
+            raise InvalidInput.field(where, "too_deep", f"one job after another more than {DEEPEST:,} times")
+        return graph
+
+    @property
+    def roots(self) -> list[str]:
+        """The nodes without parents, in the order in which they are written."""
+        return [node for node, wanted in self.parents.items() if not wanted]
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """How many nodes stand before each one on the longest way to it."""
+        found: dict[str, int] = {}
+        for node in self.order:
+            found[node] = 1 + max((found[each.job] for each in self.parents[node]), default=-1)
+        return found
+
+    @property
+    def depth(self) -> int:
+        """The nodes on the longest way through."""
+        return 1 + max(self.layers.values(), default=-1)
+
+    def _sorted(self) -> list[str]:
+        """Parents before children, otherwise as they are written; what is in or behind a cycle is left out."""
+        pending = {node: len(wanted) for node, wanted in self.parents.items()}
+        order = self.roots
+        for node in order:  # grows while it is read
+            for child in self.children[node]:
+                pending[child] -= 1
+                if not pending[child]:
+                    order.append(child)
+        return order
+
+    def _cycle(self, where: str) -> InvalidInput:
+        """One cycle, named in the direction of time. Whatever could not be sorted has a parent that could not either,
+        so walking from parent to parent must come back to where it was."""
+        sorted_ = set(self.order)
+        node = next(node for node in self.parents if node not in sorted_)
+        walked: dict[str, None] = {}
+        while node not in walked:
+            walked[node] = None
+            node = next(each.job for each in self.parents[node] if each.job not in sorted_)
+        path = list(walked)
+        ring = path[path.index(node) :][::-1]
+        first = min(range(len(ring)), key=lambda place: ring[place])
+        ring = ring[first:] + ring[:first]
+        parents = [each.job for each in self.parents[ring[0]]]
+        at = f"{where}.{ring[0]}.depends_on[{parents.index(ring[-1])}]"
+        return InvalidInput.field(at, "dependency_cycle", f"waits for itself: {_arrows([*ring, ring[0]])}")
+
+
+def _arrows(ring: list[str]) -> str:
+    if len(ring) > _MOST_NAMED:
+        half = _MOST_NAMED // 2
+        ring = [*ring[:half], f"… {len(ring) - 2 * half:,} more …", *ring[-half:]]
+    return " → ".join(ring)
+
+
+def _refuse(wrong: Iterator[Wrong]) -> None:
+    found = list(islice(wrong, _MOST_NAMED))
+    if found:
+        codes = {each["code"] for each in found}
+        code = codes.pop() if len(codes) == 1 else None
+        raise InvalidInput("; ".join(f"{each['path']}: {each['message']}" for each in found), code=code, errors=found)
+
+
+def _too_large(parents: Mapping[str, Sequence[Dependency]], where: str) -> Iterator[Wrong]:
+    if len(parents) > MOST_NODES:
+        yield {"path": where, "code": "too_many_jobs", "message": f"at most {MOST_NODES:,} jobs in one graph"}
+        return
+    if sum(map(len, parents.values())) > MOST_EDGES:
+        yield {"path": where, "code": "too_many_edges", "message": f"at most {MOST_EDGES:,} dependencies in one graph"}
+    for node, wanted in parents.items():
+        if len(wanted) > MOST_PARENTS:
+            path = f"{where}.{node}.depends_on"
+            yield {"path": path, "code": "too_many_parents", "message": f"at most {MOST_PARENTS:,} parents of one job"}
+
+
+def _wrong_edges(parents: Mapping[str, Sequence[Dependency]], where: str) -> Iterator[Wrong]:
+    for node, wanted in parents.items():
+        seen: set[str] = set()
+        for place, each in enumerate(wanted):
+            path = f"{where}.{node}.depends_on[{place}]"
+            if each.job == node:
+                yield {"path": path, "code": "self_dependency", "message": "a job cannot wait for itself"}
+            elif each.job not in parents:
+                yield {"path": path, "code": "unknown_job", "message": f"there is no job {each.job!r} in this graph"}
+            elif each.job in seen:
+                yield {"path": path, "code": "duplicate_dependency", "message": f"{each.job!r} is a parent already"}
+            seen.add(each.job)
+
+
+# ── what the ends of parents mean ────────────────────────────────────────────────────────────────────────────────
+
+FULFILLED, NOT_NEEDED, UPSTREAM_FAILED = 0, 1, 2
+Skip = Literal["not_needed", "upstream_failed"]
+_SKIPS: tuple[Skip | None, ...] = (None, "not_needed", "upstream_failed")
+
+
+def doom(on: str, state: str, reason: str | None) -> int:
+    """What one ended parent means for a child that wants `on` of it: `FULFILLED`, `NOT_NEEDED` (it went another way:
+    nothing is wrong) or `UPSTREAM_FAILED`. The greatest of all its parents' holds for the child."""
+    if on == "completion":
+        return FULFILLED
+    if on == "failure":
+        return FULFILLED if state == "dead" else NOT_NEEDED
+    if state == "succeeded":
+        return FULFILLED
+    return NOT_NEEDED if state == "skipped" and reason == "not_needed" else UPSTREAM_FAILED
+
+
+def skip_reason(doomed: int) -> Skip | None:
+    """The reason for which a child is skipped that is doomed so; None: it runs."""
+    return _SKIPS[doomed]
+
+
+def verdict(edges: Iterable[tuple[str, str, str | None]]) -> Skip | None:
+    """Why a child is skipped whose parents have all ended, each given as (on, state, reason); None: it runs."""
+    return skip_reason(max((doom(*edge) for edge in edges), default=FULFILLED))
+
+
+# ── a whole run ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def outcome(ends: Iterable[End], cancelled: bool = False) -> Literal["succeeded", "dead", "cancelled"]:
+    """How a run of a graph ends whose nodes have all ended so. A cancel that came too late changes nothing."""
+    if all(_is_well(end) for end in ends):
+        return "succeeded"
+    return "cancelled" if cancelled else "dead"
+
+
+def blame(ends: Mapping[str, End]) -> str:
+    """Which nodes made a run of a graph fail; not those that only came after them."""
+    at_fault = {node: end[0] for node, end in ends.items() if not _is_well(end) and end[1] != "upstream_failed"}
+    named = ", ".join(f"{node} is {state}" for node, state in islice(at_fault.items(), _MOST_NAMED))
+    more = len(at_fault) - _MOST_NAMED
+    return f"{named} and {more:,} more" if more > 0 else named
+
+
+def _is_well(end: End) -> bool:
+    return end[0] == "succeeded" or end == ("skipped", "not_needed")
+
+
+class Path(NamedTuple):
+    """The chain of nodes that took longest, and how long."""
+
+    nodes: list[str]
+    length: float
+
+
+def critical_path(
+    order: Iterable[str], parents: Mapping[str, Iterable[str]], durations: Mapping[str, float | None]
+) -> Path:
+    """The chain of nodes whose durations add up to most; a node that took no time of its own (never ran, or has not
+    started yet) is passed through without being named. `order`: parents before children."""
+    total: dict[str, float] = {}
+    before: dict[str, str | None] = {}
+    last: str | None = None
+    for node in order:
+        before[node] = max(parents.get(node, ()), key=lambda parent: total[parent], default=None)
+        longest = before[node]
+        total[node] = (durations.get(node) or 0.0) + (total[longest] if longest is not None else 0.0)
+        if last is None or total[node] > total[last]:
+            last = node
+    path: list[str] = []
+    length = total[last] if last is not None else 0.0
+    while last is not None:
+        if durations.get(last) is not None:
+            path.append(last)
+        last = before[last]
+    return Path(path[::-1], length)
