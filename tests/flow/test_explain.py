@@ -46,6 +46,13 @@ def at(text: str) -> datetime:
 # ── planted, one at a time, with everything else in order ────────────────────────────────────────────────────────
 
 
+@planted("tenant_suspended")
+async def a_suspended_tenant(scene: Scene) -> str:
+    [run] = await scene.ask(await scene.job())
+    await scene.api.post("/v1/tenants/default/suspend")
+    return run
+
+
 @planted("job_paused")
 async def a_paused_job(scene: Scene) -> str:
     job = await scene.job()

@@ -62,7 +62,7 @@ STEPS = (
 )
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit")
 SMALL = ("audit_sealer", "audit_heads")  # one row, and one for each tenant
-FRAGMENTS = {"record_ended", "complete_jobs", "slots", "start", "parked", "beyond"}
+FRAGMENTS = {"record_ended", "complete_jobs", "slots", "open_share", "start", "parked", "beyond"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
     **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),

@@ -39,6 +39,7 @@ def facts(**given: Any) -> Facts:
 
 
 WAYS: list[dict[str, Any]] = [
+    {"suspended_since": NOW},
     {"paused_since": NOW},
     {"ready_at": NOW + SECOND},
     {"ready_at": NOW + SECOND, "attempt": 2},
@@ -72,7 +73,8 @@ def test_all_are_named_in_the_one_order(chosen: list[dict[str, Any]]) -> None:
 def test_what_nobody_can_foresee_is_not_foreseen(way: dict[str, Any]) -> None:
     found = blockers(facts(**way, lasts=SECOND, pace=Pace(60, 60.0)))
     known = latest(blocker.over for blocker in found)
-    for_ever = {"job_paused", "breaker", "pool_paused", "no_worker", "placement"} & {blocker.code for blocker in found}
+    unforeseen = {"tenant_suspended", "job_paused", "breaker", "pool_paused", "no_worker", "placement"}
+    for_ever = unforeseen & {blocker.code for blocker in found}
     unknown = way.get("overlap") == "replace" or way.get("queue", Queue()).mine > MANY
     assert (known is None) == (bool(for_ever) or unknown)
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from tocsin.cli.output import Column, Document, Fields, print_document, print_done, print_list
-from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, assignments, connect, noun, page_size
-from tocsin.cli.text import local, pairs
+from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list
+from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, Reason, assignments, connect, noun, page_size
+from tocsin.cli.text import local, pairs, relative
 
 app = noun("Look after tenants; needs a platform key.")
 
@@ -19,9 +19,15 @@ def _set(tenant: Document) -> dict[str, object]:
     return {name: value for name, value in (tenant.get("quotas") or {}).items() if value is not None}
 
 
+def _state(tenant: Document) -> str:
+    since = tenant.get("suspended_at")
+    return f"suspended {relative(since, now())}" if since else "active"
+
+
 COLUMNS = [
     Column("SLUG", lambda tenant: tenant["slug"], whole=True),
     Column("WEIGHT", lambda tenant: tenant.get("weight")),
+    Column("STATE", _state),
     Column("QUOTAS", lambda tenant: pairs(_set(tenant))),
     Column("CREATED", lambda tenant: local(tenant.get("created_at"))),
 ]
@@ -48,6 +54,7 @@ def list_(limit: Limit = DEFAULT_LIMIT, as_json: Json = False) -> None:
 
 def _fields(tenant: Document) -> Fields:
     yield "slug", tenant["slug"]
+    yield "state", _state(tenant)
     yield "weight", str(tenant.get("weight", ""))
     yield "quotas", pairs(_set(tenant)) or "none"
     yield "http allow", ", ".join(tenant.get("http_allow") or []) or "none"
@@ -103,6 +110,20 @@ def set_(
             slug, weight=weight, quotas=quotas or None, http_allow=allow, retention=retention or None
         )
     print_done(answer, f"changed {slug}", as_json)
+
+
+@app.command()
+def suspend(slug: Slug, reason: Reason = "", as_json: Json = False) -> None:
+    """Let nothing more of a tenant start; what runs goes on to its end, and all is kept."""
+    with connect() as client:
+        print_done(client.suspend_tenant(slug, reason), f"suspended {slug}", as_json)
+
+
+@app.command()
+def resume(slug: Slug, reason: Reason = "", as_json: Json = False) -> None:
+    """Let a suspended tenant go on."""
+    with connect() as client:
+        print_done(client.resume_tenant(slug, reason), f"resumed {slug}", as_json)
 
 
 def _quota(name: str, value: str) -> int | str | None:

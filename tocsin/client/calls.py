@@ -537,6 +537,16 @@ def update_tenant(
     return _write("PATCH", "v1", "tenants", slug, body=body, key=idempotency_key)
 
 
+def suspend_tenant(slug: str, reason: str = "") -> Call[Document]:
+    """Let nothing more of a tenant start until it is resumed; all of it is kept."""
+    return _post("v1", "tenants", slug, "suspend", body={"reason": reason})
+
+
+def resume_tenant(slug: str, reason: str = "") -> Call[Document]:
+    """Let a suspended tenant go on."""
+    return _post("v1", "tenants", slug, "resume", body={"reason": reason})
+
+
 def list_tenants(*, limit: int | None = None) -> Call[Page]:
     """All tenants."""
     return _list("v1", "tenants", limit=limit)

@@ -151,6 +151,8 @@ class Calls:
     create_tenant = Endpoint(calls.create_tenant)
     get_tenant = Endpoint(calls.get_tenant)
     update_tenant = Endpoint(calls.update_tenant)
+    suspend_tenant = Endpoint(calls.suspend_tenant)
+    resume_tenant = Endpoint(calls.resume_tenant)
     list_tenants = Listing(calls.list_tenants)
     create_key = Endpoint(calls.create_key)
     list_keys = Listing(calls.list_keys)

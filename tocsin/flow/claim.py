@@ -367,15 +367,16 @@ async def foremost(
 
 
 class Terms(NamedTuple):
-    """A tenant's share, and how many of its runs may run at once."""
+    """A tenant's share, how many of its runs may run at once, and whether none may start."""
 
     weight: int = 1
     max_running: int | None = None
+    suspended: bool = False
 
 
 async def tenants(db: Database) -> dict[int, Terms]:
     """By what tenants are served."""
-    return {row["id"]: Terms(row["weight"], row["max_running"]) for row in await db.fetch("vital", SQL["tenants"])}
+    return {row["id"]: Terms(*row[1:]) for row in await db.fetch("vital", SQL["tenants"])}
 
 
 async def running(db: Database, tenant_ids: Sequence[int]) -> dict[int, int]:

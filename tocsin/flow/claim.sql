@@ -19,6 +19,11 @@ living as materialized (
      where l.lives[s.worker]
 ),
 
+-- :name open_share
+-- For `want`: nothing of a tenant that is suspended.
+           case when w.tenant_id = any (array(select id from tenants where suspended_at is not null)) then 0
+                else w.share end as share,
+
 -- :name start
 -- For `going`: the places of the rows that start, each with its rank among them.
     update runs r
@@ -39,7 +44,9 @@ living as materialized (
 --   $6 floors of what is ready  $7 floors of what is staged
 -- :include slots
 want as (
-    select *
+    select w.lane_id, w.tenant_id,
+-- :include open_share
+           w.floor, w.due_floor, w.turn
       from unnest($3::int[], $4::int[], $5::int[], $6::timestamptz[], $7::timestamptz[]) with ordinality
            as w(lane_id, tenant_id, share, floor, due_floor, turn)
 ),
@@ -258,7 +265,9 @@ select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id,
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares  $6 how far
 -- :include slots
 want as (
-    select *
+    select w.lane_id, w.tenant_id,
+-- :include open_share
+           w.turn
       from unnest($3::int[], $4::int[], $5::int[]) with ordinality as w(lane_id, tenant_id, share, turn)
 ),
 near as materialized (
@@ -416,7 +425,7 @@ select f.place::int as place, count(*)::int as runs
  group by f.place
 
 -- :name tenants
-select id, weight, max_running from tenants
+select id, weight, max_running, suspended_at is not null as suspended from tenants
 
 -- :name pools
 select name, policy, head_start, paused_at is not null as paused from pools

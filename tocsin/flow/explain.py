@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tocsin.errors import NotFound
+from tocsin.flow.shared import cold
 from tocsin.flow.shared.documents import instant
 from tocsin.model.access import Identity
 from tocsin.model.blockers import (
@@ -33,6 +34,7 @@ from tocsin.model.limits import Rate, key_id, rendered
 from tocsin.model.resources import Amounts
 from tocsin.model.states import HELD
 from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.parquet import Parquet
 
 SQL = Sql(__file__)
 NO_BOUND = 2**31 - 1  # the limit row of a job without one
@@ -41,12 +43,24 @@ _FAR = MANY + 1
 Paces = Callable[[str], Pace | None]  # of a pool
 
 
-async def explain(db: Database, who: Identity, run_id: str, paces: Paces) -> dict[str, Any]:
+async def explain(db: Database, parquet: Parquet, who: Identity, run_id: str, paces: Paces) -> dict[str, Any]:
     """The document of `GET /v1/runs/{id}/explain`; `paces` tells how fast a pool starts runs."""
+    told = await _of_hot(db, who, run_id, paces)
+    if told is not None:
+        return told
+    rows = await cold.attempts_of(db, parquet, who, run_id)
+    if not rows:
+        raise NotFound("there is no such run")
+    return _ended(run_id, rows[-1])
+
+
+async def _of_hot(db: Database, who: Identity, run_id: str, paces: Paces) -> dict[str, Any] | None:
+    """The same of a run that is in the database."""
     async with db.snapshot(who.tenant_id, "explain") as connection:
         run = await connection.fetchrow(SQL["live"], who.tenant_id, run_id)
         if run is None:
-            return _ended(run_id, await connection.fetchrow(SQL["ended"], who.tenant_id, run_id))
+            ended = await connection.fetchrow(SQL["ended"], who.tenant_id, run_id)
+            return None if ended is None else _ended(run_id, ended)
         if run["state"] in HELD:
             told = why_held(run["state"], run["worker"], run["started_at"])
             return _document(run_id, run["state"], told, [], None)
@@ -79,6 +93,7 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
         pool_paused_since=run["pool_paused_since"],
         lasts=lasts,
         pace=paces(fleet.pool),
+        suspended_since=await connection.fetchval(SQL["suspended"], tenant_id),
     )
 
 
@@ -156,9 +171,7 @@ async def _queue(connection: Connection, tenant_id: int, run_id: str, run: Row) 
 # ── documents ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _ended(run_id: str, row: Row | None) -> dict[str, Any]:
-    if row is None:
-        raise NotFound("there is no such run")
+def _ended(run_id: str, row: Row) -> dict[str, Any]:
     error = ": ".join(part for part in (row["error_class"], (row["error"] or "").partition("\n")[0]) if part)
     numbers = (row["attempt"], row["failures"], row["losses"], row["max_attempts"])
     end = End(row["state"], row["outcome"], row["reason"], *numbers, error or None, row["count"])

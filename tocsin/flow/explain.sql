@@ -89,6 +89,9 @@ select (select count(*)
   from tenants t
  where t.id = $1 and t.max_running is not null
 
+-- :name suspended
+select suspended_at from tenants where id = $1
+
 -- :name fleet
 -- The living workers of a pool, and which of them can take the run: each column counts those of the one before; then what
 -- those that are able have, which of them have enough of it, and of these the slots, all and free, and who has room now.

@@ -10,20 +10,16 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import UNSET, UnsetType
-
 from tocsin.clock import iso
-from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
+from tocsin.errors import Forbidden, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity, Role
-from tocsin.model.addresses import check_entry
 from tocsin.model.ids import new_id
-from tocsin.model.limits import BadLimit, parse_rate
-from tocsin.model.quotas import NO_QUOTAS, Quotas
-from tocsin.store.db import Database, Row, Sql
+from tocsin.model.quotas import Quotas
+from tocsin.store.db import Database, Sql
 from tocsin.store.vault import MasterKeys
-from tocsin.wire import NewKey, NewTenant, QuotaPatch, RetentionPatch, TenantPatch
+from tocsin.wire import NewKey
 
 SQL = Sql(__file__)
 PREFIX = "tcn_"
@@ -68,123 +64,13 @@ async def identify(db: Database, key: str, pool: str = "engine") -> Identity | N
     row = await db.fetchrow(pool, SQL["find"], key_hash(key))
     if row is None:
         return None
-    return Identity(row["id"], row["name"], row["role"], row["tenant_id"], row["slug"], _quotas(row))
+    named = row["id"], row["name"], row["role"], row["tenant_id"], row["slug"]
+    return Identity(*named, Quotas.given(row), suspended=row["suspended"])
 
 
 async def living(db: Database, key_ids: Iterable[str]) -> set[str]:
     """Those of these keys that still open the door."""
     return {row["id"] for row in await db.fetch("engine", SQL["living"], list(key_ids))}
-
-
-async def act_for(db: Database, who: Identity, slug: str) -> Identity:
-    """The same caller, acting for another tenant: for platform keys only."""
-    if who.role != "platform":
-        raise Forbidden("only a platform key may act for another tenant")
-    row = await db.fetchrow("engine", SQL["tenant"], slug)
-    if row is None:
-        raise NotFound("there is no such tenant")
-    return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=_quotas(row))
-
-
-async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish | None = None) -> dict[str, Any]:
-    """A new tenant."""
-    quotas = _changed(NO_QUOTAS, body.quotas)
-    async with db.transaction("tenants") as connection:
-        await recall(connection, wish)
-        row = await connection.fetchrow(SQL["add_tenant"], body.slug, body.weight, *quotas)
-        if row is None:
-            raise Conflict(f"tenant {body.slug!r} exists already", code="name_taken")
-        await audit.record(connection, audit.entry(who, "tenant.create", f"tenant:{body.slug}"))
-        await remember(connection, wish, 201, [])
-    return _tenant(row)
-
-
-async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPatch, wish: Wish | None = None) -> None:
-    """Another weight, other quotas, a list of allowed hosts or how long records are kept; every node goes by them
-    within a second or two, by the list at once."""
-    async with db.transaction("tenants") as connection:
-        await recall(connection, wish)
-        was = await connection.fetchrow(SQL["lock_tenant"], slug)
-        if was is None:
-            raise NotFound("there is no such tenant")
-        weight = was["weight"] if patch.weight is UNSET else patch.weight
-        quotas = _changed(Quotas.of(was), patch.quotas)
-        allow = was["http_allow"] if patch.http_allow is UNSET else _allowed(patch.http_allow)
-        kept = _retention(was) | _named(patch.retention)
-        await connection.execute(SQL["change_tenant"], slug, weight, *quotas, allow, *kept.values())
-        detail = {"weight": weight, "quotas": quotas._asdict(), "http_allow": allow, "retention": kept}
-        entry = audit.entry(who, "tenant.update", f"tenant:{slug}", **detail)
-        await audit.record(connection, entry)
-        await remember(connection, wish, 200, [])
-
-
-def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
-    """Those that are named are set, or taken away by null."""
-    if patch is UNSET:
-        return quotas
-    given = {name: value for name in Quotas._fields if (value := getattr(patch, name)) is not UNSET}
-    if given.get("submit_rate") is not None:
-        try:
-            parse_rate(given["submit_rate"])
-        except BadLimit as error:
-            raise InvalidInput.field("quotas.submit_rate", "invalid", str(error)) from None
-    return quotas._replace(**given)
-
-
-def _retention(row: Row) -> dict[str, Any]:
-    return {"runs_days": row["runs_days"], "legal_hold": row["legal_hold"]}
-
-
-def _named(patch: RetentionPatch | UnsetType) -> dict[str, Any]:
-    """What of the retention is named."""
-    if patch is UNSET:
-        return {}
-    return {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
-
-
-def _allowed(entries: list[str]) -> list[str]:
-    """The hosts and networks of ours that a tenant's http jobs may call."""
-    for i, entry in enumerate(entries):
-        try:
-            check_entry(entry)
-        except ValueError as error:
-            raise InvalidInput.field(f"http_allow[{i}]", "invalid", str(error)) from None
-    return entries
-
-
-async def http_allow(db: Database, tenant_ids: Iterable[int]) -> dict[int, list[str]]:
-    """Those lists, of the tenants that have one."""
-    return {row["id"]: row["http_allow"] for row in await db.fetch("vital", SQL["http_allow"], list(tenant_ids))}
-
-
-async def get_tenant(db: Database, slug: str) -> dict[str, Any]:
-    """One tenant's document."""
-    row = await db.fetchrow("engine", SQL["tenant"], slug)
-    if row is None:
-        raise NotFound("there is no such tenant")
-    return _tenant(row)
-
-
-async def list_tenants(db: Database, before: int | None, limit: int) -> list[dict[str, Any]]:
-    """Newest first."""
-    return [_tenant(row) for row in await db.fetch("engine", SQL["tenants"], before, limit)]
-
-
-def _tenant(row: Row) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "slug": row["slug"],
-        "weight": row["weight"],
-        "quotas": Quotas.of(row)._asdict(),
-        "http_allow": row["http_allow"],
-        "retention": _retention(row),
-        "created_at": iso(row["created_at"]),
-    }
-
-
-def _quotas(row: Row) -> Quotas | None:
-    found = Quotas.of(row)
-    return None if found == NO_QUOTAS else found
 
 
 async def create_key(db: Database, who: Identity, body: NewKey, wish: Wish | None = None) -> dict[str, Any]:
@@ -230,8 +116,8 @@ async def found_cluster(db: Database, known: dict[str, str]) -> dict[str, str]:
     founder = Identity("00000000-0000-0000-0000-000000000000", "tocsin up", "platform", 0, "default")
     async with db.transaction("found") as connection:
         await connection.execute(SQL["found_cluster"], os.urandom(32))
-        await connection.execute(SQL["add_tenant"], "default", 1, *NO_QUOTAS)
-        tenant = await connection.fetchrow(SQL["tenant"], "default")
+        await connection.execute(SQL["found_tenant"])
+        tenant_id = await connection.fetchval(SQL["founded"])
     out = {}
     wanted: tuple[tuple[str, Role], ...] = (("key", "platform"), ("worker_key", "worker"))
     for name, role in wanted:
@@ -239,7 +125,7 @@ async def found_cluster(db: Database, known: dict[str, str]) -> dict[str, str]:
         if who is not None and who.role == role:
             out[name] = known[name]
         else:
-            as_founder = founder._replace(tenant_id=tenant["id"])
+            as_founder = founder._replace(tenant_id=tenant_id)
             out[name] = (await create_key(db, as_founder, NewKey(role=role, name=f"tocsin up ({role})")))["key"]
     return out
 

@@ -45,7 +45,7 @@ def allowed(role: str, permission: str) -> bool:
 class Identity(NamedTuple):
     """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any. `fence`, of the
     role `run`: which attempt of the run that `key_id` then names. `address` and `request_id`, of calls that change
-    something: from where, and what the call is named by."""
+    something: from where, and what the call is named by. `suspended`: its tenant is, so that it may only read."""
 
     key_id: str
     key_name: str
@@ -56,6 +56,7 @@ class Identity(NamedTuple):
     fence: int = 0
     address: str = ""
     request_id: str = ""
+    suspended: bool = False
 
     @property
     def actor(self) -> str:

@@ -27,6 +27,7 @@ MANY = 10_000  # no queue is counted further
 
 # Stable, in the order in which blockers are named.
 CODES: dict[str, str] = {
+    "tenant_suspended": "its tenant is suspended: nothing of it starts until the platform lets it go on",
     "job_paused": "its job is paused: nothing of it starts until somebody resumes it",
     "due_later": "its instant has not come",
     "backing_off": "an attempt of it failed or was lost, and the next one waits out the back-off",
@@ -157,6 +158,7 @@ class Facts(NamedTuple):
     pool_paused_since: datetime | None = None
     lasts: timedelta | None = None  # the mean of its job's last runs
     pace: Pace | None = None
+    suspended_since: datetime | None = None
 
 
 def blockers(facts: Facts) -> list[Blocker]:
@@ -171,6 +173,9 @@ def blockers(facts: Facts) -> list[Blocker]:
 
 
 def _not_meant_to_run(facts: Facts) -> Iterator[Blocker]:
+    if facts.suspended_since is not None:
+        told = "its tenant is suspended; nothing of it starts until the platform lets it go on"
+        yield Blocker("tenant_suspended", told, since=facts.suspended_since)
     if facts.paused_since is not None:
         yield Blocker("job_paused", "its job is paused; it waits until somebody resumes it", since=facts.paused_since)
     if facts.ready_at > facts.now:

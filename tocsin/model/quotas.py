@@ -22,6 +22,12 @@ class Quotas(NamedTuple):
         """From whatever has them by their names."""
         return cls(*(row[name] for name in cls._fields))
 
+    @classmethod
+    def given(cls, row: Any) -> Quotas | None:
+        """The same; None if there are none."""
+        found = cls.of(row)
+        return None if found == NO_QUOTAS else found
+
 
 NO_QUOTAS = Quotas()
 

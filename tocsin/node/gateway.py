@@ -16,11 +16,12 @@ import msgspec
 from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import ApiProblem, Conflict, NotFound
 from tocsin.flow import fleet, logs
-from tocsin.flow.keys import RunTokens, http_allow
+from tocsin.flow.keys import RunTokens
 from tocsin.flow.note import note
 from tocsin.flow.report import Ending, Reported, Returned, attempt_of, claims_after, give_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint, Stop
+from tocsin.flow.tenants import http_allow
 from tocsin.model.access import Identity
 from tocsin.model.ids import parse_id
 from tocsin.model.retry import RetryBudgets

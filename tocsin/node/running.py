@@ -1,4 +1,5 @@
-"""Which tenants may start more: those that have a quota of running runs (`max_running`) and room under it."""
+"""Which tenants may start more: those that are not suspended and have room under their quota of running runs
+(`max_running`), if they have one."""
 
 from __future__ import annotations
 
@@ -19,19 +20,23 @@ class RunningQuotas:
 
     def __init__(self) -> None:
         self._max: dict[int, int] = {}
+        self._suspended: set[int] = set()
         self._room: dict[int, int] = {}
         self._stale = False
         self._counts = Pace()
         self.full: set[int] = set()  # who has something to run, and no room for it
 
     def know(self, tenants: Mapping[int, claim.Terms]) -> None:
-        """Who has such a quota. What was counted is old by now."""
+        """Who has such a quota, or is suspended. What was counted is old by now."""
+        self._suspended = {tenant for tenant, terms in tenants.items() if terms.suspended}
         self._max = {tenant: terms.max_running for tenant, terms in tenants.items() if terms.max_running is not None}
         self._room = {tenant: room for tenant, room in self._room.items() if tenant in self._max}
         self._stale, self.full = True, set()
 
     async def within(self, db: Database, places: dict[tuple[int, int], datetime]) -> dict[tuple[int, int], datetime]:
         """The places of those who have room."""
+        if self._suspended:
+            places = {key: floor for key, floor in places.items() if key[1] not in self._suspended}
         bound = {tenant for _, tenant in places if tenant in self._max}
         if bound:
             await self._count(db, bound)

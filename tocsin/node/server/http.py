@@ -28,7 +28,7 @@ from tocsin.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from tocsin.flow import keys
+from tocsin.flow import keys, tenants
 from tocsin.flow.shared.idempotency import Wish, digest
 from tocsin.model.access import Identity, allowed
 from tocsin.model.ids import parse_id
@@ -80,7 +80,7 @@ class Authenticator:
         if slug := request.headers.get("tocsin-tenant"):
             if not _SLUG.fullmatch(slug):
                 raise NotFound("there is no such tenant")
-            who = await keys.act_for(self._node.db, who, slug)
+            who = await tenants.act_for(self._node.db, who, slug)
         return who
 
     def _attempt(self, request: Request, token: str) -> Identity:
@@ -318,6 +318,8 @@ def endpoint(
             check_query(request, parameters)
         if request.method in _SAFE or permission == "worker.serve":  # neither leaves a record in the audit
             return await handler(Call(node, request, who, await read_body(request, body_limit)))
+        if who.suspended and who.role != "platform":
+            raise Forbidden("the tenant is suspended: its keys only read", code="tenant_suspended")
         name = _request_id(request)
         who = who._replace(address=_address(request), request_id=name)
         reply = await handler(Call(node, request, who, await read_body(request, body_limit)))

@@ -105,6 +105,10 @@ def _switch_circuit(summary: str) -> Operation:
     return Operation(summary, NamedCircuit, body=Why, optional=True, keyed=True, problems=(409,))
 
 
+def _switch_tenant(summary: str) -> Operation:
+    return Operation(summary, TenantInUse, body=Why, optional=True, keyed=True, problems=(409,))
+
+
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/jobs"): Operation("Create a job", Job, 201, JobSpec, keyed=True, problems=(409, 429)),
     ("GET", "/v1/jobs"): Operation("List jobs", Page[Job], query=("state", "tag", "q", "pool", *_PAGED)),
@@ -285,6 +289,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("PATCH", "/v1/tenants/{slug}"): Operation(
         "Change a tenant's weight, quotas or allowed hosts", TenantInUse, body=TenantPatch, keyed=True, problems=(409,)
     ),
+    ("POST", "/v1/tenants/{slug}/suspend"): _switch_tenant("Let nothing more of a tenant start; all of it is kept"),
+    ("POST", "/v1/tenants/{slug}/resume"): _switch_tenant("Let a suspended tenant go on"),
     ("POST", "/v1/keys"): Operation("Create a key", NewKeyReply, 201, NewKey, keyed=True, problems=(409,)),
     ("GET", "/v1/keys"): Operation("List keys", Page[Key], query=_PAGED),
     ("DELETE", "/v1/keys/{id}"): Operation("Revoke a key", None, 204),

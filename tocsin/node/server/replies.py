@@ -451,6 +451,7 @@ class Tenant(Reply):
     http_allow: list[str]
     retention: TenantRetention
     created_at: Instant
+    suspended_at: Instant | None
 
 
 class TenantInUse(Tenant):

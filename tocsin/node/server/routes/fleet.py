@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow import fleet, keys, quotas
+from tocsin.flow import fleet, keys, quotas, tenants
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
-from tocsin.wire import NewKey, NewTenant, TenantPatch
+from tocsin.wire import NewKey, NewTenant, TenantPatch, Why
 
 _new_tenant = msgspec.json.Decoder(NewTenant).decode
 _tenant_patch = msgspec.json.Decoder(TenantPatch).decode
+_why = msgspec.json.Decoder(Why).decode
 _new_key = msgspec.json.Decoder(NewKey).decode
 
 
@@ -40,16 +43,16 @@ async def drain_worker(call: Call) -> Reply:
 async def create_tenant(call: Call) -> Reply:
     body = call.decode(_new_tenant)
     try:
-        return answer(await keys.create_tenant(call.node.db, call.who, body, call.wish), 201)
+        return answer(await tenants.create_tenant(call.node.db, call.who, body, call.wish), 201)
     except Replay:
-        return answer(await keys.get_tenant(call.node.db, body.slug), 201, REPLAYED)
+        return answer(await tenants.get_tenant(call.node.db, body.slug), 201, REPLAYED)
 
 
 @route("GET", "/v1/tenants", "tenants.manage")
 async def list_tenants(call: Call) -> Reply:
     query = call.query("limit", "cursor")
     limit = limit_of(query)
-    items = await keys.list_tenants(call.node.db, number_of(query, "cursor"), limit + 1)
+    items = await tenants.list_tenants(call.node.db, number_of(query, "cursor"), limit + 1)
     return answer(page(items, limit))
 
 
@@ -62,9 +65,29 @@ async def get_tenant(call: Call) -> Reply:
 async def change_tenant(call: Call) -> Reply:
     patch = call.decode(_tenant_patch)
     try:
-        await keys.change_tenant(call.node.db, call.who, _slug(call), patch, call.wish)
+        await tenants.change_tenant(call.node.db, call.who, _slug(call), patch, call.wish)
     except Replay:
         return await _tenant(call, REPLAYED)
+    return await _tenant(call)
+
+
+@route("POST", "/v1/tenants/{slug}/suspend", "tenants.manage")
+async def suspend_tenant(call: Call) -> Reply:
+    return await _switch(call, "suspend")
+
+
+@route("POST", "/v1/tenants/{slug}/resume", "tenants.manage")
+async def resume_tenant(call: Call) -> Reply:
+    return await _switch(call, "resume")
+
+
+async def _switch(call: Call, verb: Literal["suspend", "resume"]) -> Reply:
+    reason = call.decode(_why, b"{}").reason
+    try:
+        await tenants.switch(call.node.db, call.who, _slug(call), verb, reason, call.wish)
+    except Replay:
+        return await _tenant(call, REPLAYED)
+    call.node.dispatcher.rescan()
     return await _tenant(call)
 
 
@@ -73,7 +96,7 @@ async def _tenant(call: Call, headers: dict[str, str] | None = None) -> Reply:
     slug = _slug(call)
     if call.who.role != "platform" and slug != call.who.tenant:
         raise NotFound("there is no such tenant")
-    found = await keys.get_tenant(call.node.db, slug)
+    found = await tenants.get_tenant(call.node.db, slug)
     return answer(found | {"usage": await quotas.usage(call.node.db, found["id"])}, 200, headers)
 
 

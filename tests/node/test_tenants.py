@@ -1,0 +1,98 @@
+"""Tenants over HTTP: suspended ones start nothing, lose nothing, and go on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.conftest import Api
+from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of, told
+from tests.node.test_dispatcher import tenant
+from tocsin.flow import claim
+
+
+@pytest.fixture
+async def acme(scene: Scene) -> Api:
+    """A tenant of its own."""
+    return await tenant(scene, "acme")
+
+
+async def switch(scene: Scene, verb: str) -> None:
+    """Suspend or resume, and let the node forget whom it knows: it would by itself within a second."""
+    found = await scene.api.post(f"/v1/tenants/acme/{verb}", {"reason": "unpaid"})
+    assert (found["suspended_at"] is not None) == (verb == "suspend")
+    scene.node.authenticator._known.clear()
+
+
+async def asked(scene: Scene, api: Api, count: int = 1) -> list[str]:
+    job = await scene.job(api)
+    made = await api.post(f"/v1/jobs/{job['id']}/runs/batch", {"runs": [{}] * count})
+    return sorted(made["ids"])
+
+
+async def test_nothing_of_a_suspended_tenant_is_claimed_until_it_goes_on(scene: Scene, acme: Api) -> None:
+    theirs = await asked(scene, acme, 3)
+    await switch(scene, "suspend")
+    mine = await asked(scene, scene.api, 2)
+    # Whatever a dispatcher has heard: the statement itself starts nothing of it.
+    assert sorted(row["id"] for row in await scene.take(10)) == mine
+    await scene.node.dispatcher._scan()
+    assert [r["state"] for r in await scene.rows("select state from runs where id = any($1)", theirs)] == ["ready"] * 3
+    await switch(scene, "resume")
+    assert sorted(row["id"] for row in await scene.take(10)) == theirs
+
+
+async def test_neither_does_it_start_ahead_of_its_instant(scene: Scene, acme: Api) -> None:
+    job = await scene.job(acme, schedule={"every": "PT1H"})
+    await scene.occur(job, -0.9)
+    await switch(scene, "suspend")
+    worker = await scene.employ("019a0000-0000-7000-8000-000000000001")
+    lead = timedelta(seconds=60)
+    taken = await claim.take_ahead(scene.db, await scene.shares(10), [worker] * 10, lead)
+    assert taken.rows == [] and next(iter(taken.next_due.values())) is not None
+    await switch(scene, "resume")
+    assert len((await claim.take_ahead(scene.db, await scene.shares(10), [worker] * 10, lead)).rows) == 1
+
+
+async def test_a_dispatcher_leaves_it_out_and_takes_it_up_again(live: Scene, worker_key: str) -> None:
+    acme = await tenant(live, "acme")
+    await switch(live, "suspend")
+    job = await live.job(live.api, target=PROCESS)
+    worker = await WorkerHand.register(live.node, worker_key)
+    await live.api.post(f"/v1/jobs/{job['id']}/runs")
+    [run] = (await worker.claim(1, wait=30))["runs"]
+    await worker.report(finished=[told(run)])
+    await switch(live, "resume")
+    [theirs] = await asked(live, acme)
+    [run] = (await worker.claim(1, last_claim=1, wait=30))["runs"]
+    assert run["run_id"] == theirs
+
+
+async def test_keys_of_a_suspended_tenant_only_read_and_its_attempts_end(scene: Scene, acme: Api) -> None:
+    [run_id] = await asked(scene, acme)
+    [taken] = await scene.take(1, worker := await scene.employ("019a0000-0000-7000-8000-000000000001"))
+    await switch(scene, "suspend")
+    for method, path in (("POST", "/v1/jobs"), ("POST", f"/v1/runs/{run_id}/cancel"), ("POST", "/v1/jobs/batch")):
+        reply = await acme.http.request(method, path, json={})
+        assert (reply.status_code, reply.json()["code"]) == (403, "tenant_suspended")
+    assert (await acme.get(f"/v1/runs/{run_id}"))["state"] == "running"
+    await scene.end(worker, end_of(taken))
+    assert (await acme.get(f"/v1/runs/{run_id}"))["state"] == "succeeded"
+    # The platform may act for it: somebody has to look after what it left.
+    await scene.job(scene.api)
+    await scene.api.post("/v1/jobs", {"target": PROCESS}, headers={"tocsin-tenant": "acme"})
+
+
+async def test_suspending_twice_is_one_suspension_and_leaves_one_record(scene: Scene, acme: Api) -> None:
+    await switch(scene, "suspend")
+    since = (await scene.api.get("/v1/tenants/acme"))["suspended_at"]
+    await switch(scene, "suspend")
+    assert (await scene.api.get("/v1/tenants/acme"))["suspended_at"] == since
+    await switch(scene, "resume")
+    await switch(scene, "resume")
+    records = await scene.rows("select action, detail from audit where target = 'tenant:acme' order by id")
+    assert [r["action"] for r in records] == ["tenant.create", "tenant.suspend", "tenant.resume"]
+    assert "unpaid" in records[1]["detail"]
+    await scene.api.post("/v1/tenants/none/suspend", expect=404)
+    await (await scene.api.with_key("admin")).post("/v1/tenants/acme/suspend", expect=403)

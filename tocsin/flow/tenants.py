@@ -1,0 +1,154 @@
+"""tenants: who shares this Tocsin, by what terms, and who of them is suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from tocsin.clock import iso
+from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
+from tocsin.flow.shared import audit
+from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.model.access import Identity
+from tocsin.model.addresses import check_entry
+from tocsin.model.limits import BadLimit, parse_rate
+from tocsin.model.quotas import NO_QUOTAS, Quotas
+from tocsin.store.db import Database, Row, Sql
+from tocsin.wire import NewTenant, QuotaPatch, RetentionPatch, TenantPatch
+
+SQL = Sql(__file__)
+
+
+async def act_for(db: Database, who: Identity, slug: str) -> Identity:
+    """The same caller, acting for another tenant: for platform keys only."""
+    if who.role != "platform":
+        raise Forbidden("only a platform key may act for another tenant")
+    row = await db.fetchrow("engine", SQL["find"], slug)
+    if row is None:
+        raise _unknown()
+    return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=Quotas.given(row))
+
+
+async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish | None = None) -> dict[str, Any]:
+    """A new tenant."""
+    quotas = _changed(NO_QUOTAS, body.quotas)
+    async with db.transaction("tenants") as connection:
+        await recall(connection, wish)
+        row = await connection.fetchrow(SQL["add"], body.slug, body.weight, *quotas)
+        if row is None:
+            raise Conflict(f"tenant {body.slug!r} exists already", code="name_taken")
+        await audit.record(connection, audit.entry(who, "tenant.create", f"tenant:{body.slug}"))
+        await remember(connection, wish, 201, [])
+    return _document(row)
+
+
+async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPatch, wish: Wish | None = None) -> None:
+    """Another weight, other quotas, a list of allowed hosts or how long records are kept; every node goes by them
+    within a second or two, by the list at once."""
+    async with db.transaction("tenants") as connection:
+        await recall(connection, wish)
+        was = await connection.fetchrow(SQL["lock"], slug)
+        if was is None:
+            raise _unknown()
+        weight = was["weight"] if patch.weight is UNSET else patch.weight
+        quotas = _changed(Quotas.of(was), patch.quotas)
+        allow = was["http_allow"] if patch.http_allow is UNSET else _allowed(patch.http_allow)
+        kept = _retention(was) | _named(patch.retention)
+        await connection.execute(SQL["change"], slug, weight, *quotas, allow, *kept.values())
+        detail = {"weight": weight, "quotas": quotas._asdict(), "http_allow": allow, "retention": kept}
+        entry = audit.entry(who, "tenant.update", f"tenant:{slug}", **detail)
+        await audit.record(connection, entry)
+        await remember(connection, wish, 200, [])
+
+
+async def switch(
+    db: Database,
+    who: Identity,
+    slug: str,
+    verb: Literal["suspend", "resume"],
+    reason: str,
+    wish: Wish | None = None,
+) -> None:
+    """Suspend a tenant, or let it go on. Claims that begin after the commit start nothing of a suspended one; what runs
+    goes on to its end, and its keys only read. Its time passes as if no worker were there: when it goes on, what is
+    late goes by the `misfire` of its jobs."""
+    async with db.transaction("tenants") as connection:
+        await recall(connection, wish)
+        was = await connection.fetchrow(SQL["lock"], slug)
+        if was is None:
+            raise _unknown()
+        if (was["suspended_at"] is None) == (verb == "suspend"):
+            await connection.execute(SQL["suspend"] if verb == "suspend" else SQL["resume"], slug)
+            await audit.record(connection, audit.entry(who, f"tenant.{verb}", f"tenant:{slug}", reason=reason))
+        await remember(connection, wish, 200, [])
+
+
+def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
+    """Those that are named are set, or taken away by null."""
+    if patch is UNSET:
+        return quotas
+    given = {name: value for name in Quotas._fields if (value := getattr(patch, name)) is not UNSET}
+    if given.get("submit_rate") is not None:
+        try:
+            parse_rate(given["submit_rate"])
+        except BadLimit as error:
+            raise InvalidInput.field("quotas.submit_rate", "invalid", str(error)) from None
+    return quotas._replace(**given)
+
+
+def _retention(row: Row) -> dict[str, Any]:
+    return {"runs_days": row["runs_days"], "legal_hold": row["legal_hold"]}
+
+
+def _named(patch: RetentionPatch | UnsetType) -> dict[str, Any]:
+    """What of the retention is named."""
+    if patch is UNSET:
+        return {}
+    return {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
+
+
+def _allowed(entries: list[str]) -> list[str]:
+    """The hosts and networks of ours that a tenant's http jobs may call."""
+    for i, entry in enumerate(entries):
+        try:
+            check_entry(entry)
+        except ValueError as error:
+            raise InvalidInput.field(f"http_allow[{i}]", "invalid", str(error)) from None
+    return entries
+
+
+async def http_allow(db: Database, tenant_ids: Iterable[int]) -> dict[int, list[str]]:
+    """Those lists, of the tenants that have one."""
+    return {row["id"]: row["http_allow"] for row in await db.fetch("vital", SQL["http_allow"], list(tenant_ids))}
+
+
+async def get_tenant(db: Database, slug: str) -> dict[str, Any]:
+    """One tenant's document."""
+    row = await db.fetchrow("engine", SQL["find"], slug)
+    if row is None:
+        raise _unknown()
+    return _document(row)
+
+
+async def list_tenants(db: Database, before: int | None, limit: int) -> list[dict[str, Any]]:
+    """Newest first."""
+    return [_document(row) for row in await db.fetch("engine", SQL["list"], before, limit)]
+
+
+def _document(row: Row) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "slug": row["slug"],
+        "weight": row["weight"],
+        "quotas": Quotas.of(row)._asdict(),
+        "http_allow": row["http_allow"],
+        "retention": _retention(row),
+        "created_at": iso(row["created_at"]),
+        "suspended_at": row["suspended_at"] and iso(row["suspended_at"]),
+    }
+
+
+def _unknown() -> NotFound:
+    return NotFound("there is no such tenant")

@@ -1,0 +1,31 @@
+-- :name find
+select * from tenants where slug = $1
+
+-- :name lock
+select * from tenants where slug = $1 for no key update
+
+-- :name add
+insert into tenants (slug, weight, max_jobs, max_queued, max_running, submit_rate, log_bytes_per_day)
+values ($1, $2, $3, $4, $5, $6, $7)
+    on conflict do nothing
+returning *
+
+-- :name change
+update tenants
+   set weight = $2, max_jobs = $3, max_queued = $4, max_running = $5, submit_rate = $6, log_bytes_per_day = $7,
+       http_allow = $8, runs_days = $9, legal_hold = $10
+ where slug = $1
+
+-- :name suspend
+update tenants set suspended_at = now() where slug = $1
+
+-- :name resume
+update tenants set suspended_at = null where slug = $1
+
+-- :name http_allow
+select t.id, t.http_allow
+  from unnest($1::int[]) as w(id)
+ cross join lateral (select * from tenants t where t.id = w.id and t.http_allow <> '{}' limit 1) t
+
+-- :name list
+select * from tenants where ($1::int is null or id < $1) order by id desc limit $2
