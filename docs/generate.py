@@ -39,6 +39,8 @@ _VARIABLES = {
     "TOCSIN_SCHEDULED_FOR": "job: the instant the run stands for",
     "TOCSIN_ARGS": "job: the run's `args` as JSON",
     "TOCSIN_ARGS_FILE": "job: the file that has them instead, if they are larger than 96 KiB",
+    "TOCSIN_PARENTS": "job: the runs that it waited for as JSON, `{name: {run_id, state, result}}`",
+    "TOCSIN_PARENTS_FILE": "job: the file that has them instead, if they are larger than 96 KiB",
     "TOCSIN_RUN_TOKEN": "job: a token of this one attempt",
 }
 

@@ -125,6 +125,13 @@ class InvalidInput(ApiProblem):
         """One offending field."""
         return cls(f"{path}: {message}", code=code, errors=[{"path": path, "code": code, "message": message}])
 
+    @classmethod
+    def fields(cls, errors: list[dict[str, str]]) -> InvalidInput:
+        """Several offending fields; if they all have one code, and it says something, it is the problem's."""
+        codes = {each["code"] for each in errors}
+        code = codes.pop() if len(codes) == 1 and codes != {"invalid"} else None
+        return cls("; ".join(f"{each['path']}: {each['message']}" for each in errors), code=code, errors=errors)
+
 
 class NotSupported(InvalidInput):
     title, default_code = "Not supported yet", "not_supported"

@@ -29,6 +29,8 @@ _NOT_SETTINGS = {
     "TOCSIN_SCHEDULED_FOR",
     "TOCSIN_ARGS",
     "TOCSIN_ARGS_FILE",
+    "TOCSIN_PARENTS",
+    "TOCSIN_PARENTS_FILE",
     "TOCSIN_RUN_TOKEN",
 }
 # Shorter names of settings: an own one goes before.

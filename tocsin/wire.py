@@ -320,11 +320,20 @@ class Claim(Struct, kw_only=True):
     shared_specs: bool = False
 
 
+class Parent(Struct, kw_only=True, omit_defaults=True):
+    """How a run ended that another one waited for."""
+
+    run_id: str
+    state: str
+    result: Any = None
+
+
 class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     """One run, handed over. `spec` is the job's document; with `shared_specs` it is `specs[spec_ref]` instead.
     `http_allow`, of http runs: the hosts and networks within our own walls that their tenant may call.
     `args_url`: the path on this server where the arguments are fetched, as JSON, within the next minutes.
-    `sensitive`: the arguments are to be told to nobody."""
+    `sensitive`: the arguments are to be told to nobody. `parents`: the runs that it waited for, by the names that its
+    job knows them by; or `parents_url`, the path on this server where the run's token fetches the same, as JSON."""
 
     run_id: str
     attempt: int
@@ -344,6 +353,8 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     token: str
     checkpoint: Any = None
     http_allow: list[str] = []
+    parents: dict[str, Parent] | None = None
+    parents_url: str | None = None
 
 
 class StopOrder(Struct, kw_only=True):

@@ -113,10 +113,10 @@ def test_a_wrong_shape_does_not_decode(given: dict[str, Any]) -> None:
         ({"a": {"timeout": "P8D"}}, {}, "jobs.a.timeout", "invalid_input"),
         ({"a": {"depends_on": ["b"]}, "b": {"depends_on": ["a"]}}, {}, "jobs.a.depends_on[0]", "dependency_cycle"),
         ({"a": {"depends_on": ["other.a"]}}, {}, "jobs.a.depends_on[0]", "unknown_job"),
-        ({"a": {"map": {"over": "b"}}, "b": {}}, {}, "jobs.a.map.over", "invalid_input"),
+        ({"a": {"map": {"over": "b"}}, "b": {}}, {}, "jobs.a.map.over", "not_a_parent"),
         (
             {"a": {"depends_on": [{"job": "b", "on": "completion"}], "map": {"over": "b.x"}}, "b": {}},
-            *({}, "jobs.a.map.over", "invalid_input"),
+            *({}, "jobs.a.map.over", "not_a_parent"),
         ),
         ({"a": {"notify": [{}]}}, {}, "jobs.a.notify", "not_supported"),
         ({"a" * 64: {}}, {"name": "n" * 64}, f"jobs.{'a' * 64}", "invalid_input"),

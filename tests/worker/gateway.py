@@ -50,6 +50,7 @@ class Gateway:
         self.puts: list[str] = []
         self.refuse_job: tuple[int, dict[str, Any]] | None = None
         self.payloads: dict[str, bytes] = {}
+        self.parents: dict[tuple[str, str], Any] = {}  # by (run_id, token)
         self.claims_open = 0
         self.claims: list[wire.Claim] = []
         self.cut_claim = False  # lose the answer that has the next run
@@ -70,6 +71,7 @@ class Gateway:
         app.router.add_put("/v1/jobs/by-name/{name}", self._put_job)
         app.router.add_get("/v1/jobs", self._list_jobs)
         app.router.add_get("/v1/payloads/{token}", self._payload)
+        app.router.add_get("/v1/runs/{id}/parents", self._parents)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -295,6 +297,11 @@ class Gateway:
         key, _, value = request.query["tag"].partition(":")
         found = [job for job in self.jobs.values() if job["body"].get("tags", {}).get(key) == value]
         return web.json_response({"items": found if request.query["state"] == "active" else [], "next_cursor": None})
+
+    async def _parents(self, request: web.Request) -> web.Response:
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        found = self.parents.get((request.match_info["id"], token))
+        return web.json_response(found) if found is not None else web.Response(status=404)
 
     async def _payload(self, request: web.Request) -> web.Response:
         found = self.payloads.get(request.match_info["token"])

@@ -286,3 +286,8 @@ async def confide(ctx: Context, fail: bool) -> dict[str, Any]:
 @app.function
 async def measure(rows: list[str]) -> int:
     return sum(map(len, rows))
+
+
+@app.function
+async def compare(ctx: Context) -> dict[str, object]:
+    return {"results": dict(ctx.results), "states": {name: parent.state for name, parent in ctx.parents.items()}}

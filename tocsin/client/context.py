@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tocsin.model.loglines import about
 
@@ -60,12 +60,20 @@ class Host(Protocol):
         """The present."""
 
 
+class Parent(NamedTuple):
+    """A run that this one waited for. `result` is None unless it succeeded and had one."""
+
+    run_id: str
+    state: str
+    result: Any
+
+
 class Context:
     """What a function may know about the run it serves.
 
     `run_id` is the same in every attempt; `fence` rises with each, so a store of your own can refuse a zombie's write.
     `saved` is the last checkpoint that any attempt of the run has made, or None; `secrets` are the job's, by the names
-    that it gives them.
+    that it gives them. `parents` are the runs that this one waited for, by name; what they returned is in `results`.
     """
 
     __slots__ = (
@@ -76,6 +84,7 @@ class Context:
         "fence",
         "job_id",
         "job_name",
+        "parents",
         "run_id",
         "saved",
         "scheduled_for",
@@ -98,6 +107,7 @@ class Context:
         url: str = "",
         saved: Any = None,
         secrets: Mapping[str, str] | None = None,
+        parents: Mapping[str, Mapping[str, Any]] | None = None,
         host: Host | None = None,
     ) -> None:
         self.run_id = run_id
@@ -111,6 +121,10 @@ class Context:
         self.url = url
         self.saved = saved
         self.secrets: Mapping[str, str] = secrets or {}
+        self.parents: Mapping[str, Parent] = {
+            name: Parent(parent["run_id"], parent["state"], parent.get("result"))
+            for name, parent in (parents or {}).items()
+        }
         self._host: Host = host or _Nowhere()
         self._log: RunLogger | None = None
 
@@ -120,6 +134,11 @@ class Context:
         if self._log is None:
             self._log = RunLogger(self.run_id, self._host)
         return self._log
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """What the runs that this one waited for returned, by name: `ctx.results["extract"]`."""
+        return {name: parent.result for name, parent in self.parents.items()}
 
     @property
     def deadline(self) -> datetime:

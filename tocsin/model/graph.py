@@ -120,9 +120,7 @@ def _arrows(ring: list[str]) -> str:
 def _refuse(wrong: Iterator[Wrong]) -> None:
     found = list(islice(wrong, _MOST_NAMED))
     if found:
-        codes = {each["code"] for each in found}
-        code = codes.pop() if len(codes) == 1 else None
-        raise InvalidInput("; ".join(f"{each['path']}: {each['message']}" for each in found), code=code, errors=found)
+        raise InvalidInput.fields(found)
 
 
 def _too_large(parents: Mapping[str, Sequence[Dependency]], where: str) -> Iterator[Wrong]:

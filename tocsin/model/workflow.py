@@ -120,7 +120,8 @@ def check(spec: WorkflowSpec) -> Graph:
     job.check(_head(spec, {}), of_workflow=True)
     wrong = list(islice(_wrong(spec), _MOST_ERRORS))
     if wrong:
-        raise _refusal(wrong)
+        only_unbuilt = all(each["code"] == NotSupported.default_code for each in wrong)
+        raise (NotSupported if only_unbuilt else InvalidInput).fields(wrong)
     return graph
 
 
@@ -186,8 +187,3 @@ def _wrong_job(spec: WorkflowSpec, name: str, node: Node) -> Iterator[Wrong]:
 
 def _wants_success(node: Node, parent: str) -> bool:
     return any(each.job == parent and each.on == "success" for each in dependencies(node.depends_on))
-
-
-def _refusal(wrong: list[Wrong]) -> InvalidInput:
-    kind = NotSupported if all(each["code"] == NotSupported.default_code for each in wrong) else InvalidInput
-    return kind("; ".join(f"{each['path']}: {each['message']}" for each in wrong), errors=wrong)

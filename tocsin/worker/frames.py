@@ -37,6 +37,7 @@ class Call(Struct, array_like=True, gc=False):
     brand: int  # of what it forks
     saved: Any = None  # the last checkpoint of an earlier attempt
     secrets: dict[str, str] = {}
+    parents: Any = None  # the runs that it waited for: `wire.Parent` by name
 
 
 class CallTarget(Struct, array_like=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import aiohttp
@@ -87,17 +88,30 @@ class Link:
 
     async def fetch(self, path: str, sha256: str, timeout: float) -> Any:
         """Arguments that did not come with their run."""
-        assert self._session is not None
+        content = await self._get(path, timeout)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise Unreachable("they are not what was stored")
+        return msgspec.json.decode(content)
+
+    async def fetch_parents(self, path: str, token: str, timeout: float) -> dict[str, wire.Parent]:
+        """What a run's parents ended with, where it did not come with the run."""
+        content = await self._get(path, timeout, {"Authorization": f"Bearer {token}", "Accept": "application/json"})
         try:
-            async with self._session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
+            return msgspec.json.decode(content, type=dict[str, wire.Parent])
+        except msgspec.MsgspecError as exc:
+            raise Unreachable(f"the answer cannot be read: {exc}") from exc
+
+    async def _get(self, path: str, timeout: float, headers: Mapping[str, str] | None = None) -> bytes:
+        assert self._session is not None
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.get(self.url + path, headers=headers, timeout=limit) as response:
                 content = await response.read()
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as exc:  # noqa: UP041 (differs before 3.11)
             raise Unreachable(f"{type(exc).__name__}: {exc}") from exc
         if response.status >= 300:
             raise Unreachable(f"HTTP {response.status}")
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise Unreachable("they are not what was stored")
-        return msgspec.json.decode(content)
+        return content
 
     async def _ask(
         self, path: str, body: Any, kind: type[_Answer], timeout: float, refusals: range = range(0)

@@ -78,7 +78,7 @@ class Session:
         self._clock = ServerClock()
         self._logs = LogShipper(link, self.worker_id, self.check_lease)
         self._notes = NoteShipper(link, self.worker_id, self.check_lease)
-        self._unfetched: dict[str, str] = {}  # runs that came without their arguments, and why
+        self._unfetched: dict[str, str] = {}  # runs that came without something that they need, and why
         self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
         self._held: list[tuple[float, int, Attempt]] = []
         self._serial = itertools.count()
@@ -184,22 +184,24 @@ class Session:
         if answer.now:
             self._clock.observe(answer.now, sent, time.monotonic())
             self._heard = max(self._heard, answer.now)
-        if any(run.args_url is not None for run in answer.runs):
-            await self._fetch_args(answer.runs)
+        elsewhere = [run for run in answer.runs if run.args_url is not None or run.parents_url is not None]
+        if elsewhere:
+            await asyncio.gather(*map(self._fetch, elsewhere))
             self.check_lease()
         self._take(answer)
 
-    async def _fetch_args(self, runs: list[ClaimedRun]) -> None:
-        """Large arguments do not come with their run. Until they are here the run is not ours to start, and should we
-        be stopped meanwhile it is taken back like any answer that was lost."""
-
-        async def fetch(run: ClaimedRun, path: str) -> None:
-            try:
-                run.args = await self._link.fetch(path, run.args_sha256, _FETCH_WITHIN)
-            except Unreachable as exc:
-                self._unfetched[run.run_id] = f"its arguments could not be fetched: {exc}"
-
-        await asyncio.gather(*(fetch(run, run.args_url) for run in runs if run.args_url is not None))
+    async def _fetch(self, run: ClaimedRun) -> None:
+        """What is large does not come with its run. Until it is here the run is not ours to start, and should we be
+        stopped meanwhile it is taken back like any answer that was lost."""
+        what = "arguments"
+        try:
+            if run.args_url is not None:
+                run.args = await self._link.fetch(run.args_url, run.args_sha256, _FETCH_WITHIN)
+            what = "parents' results"
+            if run.parents_url is not None:
+                run.parents = await self._link.fetch_parents(run.parents_url, run.token, _FETCH_WITHIN)
+        except Unreachable as exc:
+            self._unfetched[run.run_id] = f"its {what} could not be fetched: {exc}"
 
     def _wanted(self) -> wire.Claim | None:
         """What to ask for; None if there is no room. A run that waits for its instant gives way to something due, so

@@ -80,6 +80,7 @@ class Attempt:
 def environment(attempt: Attempt, url: str) -> dict[str, str]:
     """What a program finds in its environment, wherever it runs: what its job sets, its secrets, which run it is."""
     run = attempt.run
+    parents = {} if run.parents is None else {"TOCSIN_PARENTS": msgspec.json.encode(run.parents).decode()}
     return {
         **attempt.target.env,
         **run.secrets,
@@ -92,6 +93,7 @@ def environment(attempt: Attempt, url: str) -> dict[str, str]:
         "TOCSIN_ARGS": msgspec.json.encode({} if run.args is None else run.args).decode(),
         "TOCSIN_URL": url,
         "TOCSIN_RUN_TOKEN": run.token,
+        **parents,
     }
 
 

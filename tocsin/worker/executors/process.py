@@ -26,6 +26,7 @@ from tocsin.worker.targets import ProcessTarget
 log = get_logger("worker")
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SSL_CERT_FILE")
+_MAY_BE_LARGE = ("TOCSIN_ARGS", "TOCSIN_PARENTS")
 _MOST_IN_VARIABLE = 96 * 1024  # bytes; Linux takes 128 KiB, with the name
 _READ = 1 << 16
 _LAST_OUTPUT = 1.0  # how long to wait for the end of the output once the whole tree is gone
@@ -130,7 +131,7 @@ class ProcessExecutor(Executor):
         env = self._environment(attempt, tree.mark, room)
         around = self._sandbox.around(room.folder) if target.sandbox else []
         command = _command(target, target.cwd or room.folder or "", env)
-        with _stdin(target.stdin) as stdin, _large_args(env) as files, proctree.branded(tree.brands[0]):
+        with _stdin(target.stdin) as stdin, _large_variables(env) as files, proctree.branded(tree.brands[0]):
             # On the loop's thread on purpose: the child dies with the thread that starts it.
             popen = subprocess.Popen(
                 [*room.hold.prefix, *self._prefix, *around, *command],
@@ -365,17 +366,19 @@ def _stdin(text: str | None) -> Iterator[int | IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _large_args(env: dict[str, str]) -> Iterator[tuple[int, ...]]:
-    """Arguments that no variable can hold stand in a file, which is gone with its last reader; which to pass on."""
-    args = env["TOCSIN_ARGS"].encode()
-    if len(args) <= _MOST_IN_VARIABLE:
-        yield ()
-        return
-    with os.fdopen(os.memfd_create("tocsin-args"), "w+b") as file:
-        file.write(args)
-        file.flush()
-        env |= {"TOCSIN_ARGS": "", "TOCSIN_ARGS_FILE": f"/proc/self/fd/{file.fileno()}"}
-        yield (file.fileno(),)
+def _large_variables(env: dict[str, str]) -> Iterator[tuple[int, ...]]:
+    """What no variable can hold stands in a file, which is gone with its last reader; which to pass on."""
+    with contextlib.ExitStack() as open_files:
+        passed = []
+        for name in _MAY_BE_LARGE:
+            text = env.get(name, "").encode()
+            if len(text) > _MOST_IN_VARIABLE:
+                file = open_files.enter_context(os.fdopen(os.memfd_create(name.lower()), "w+b"))
+                file.write(text)
+                file.flush()
+                env |= {name: "", f"{name}_FILE": f"/proc/self/fd/{file.fileno()}"}
+                passed.append(file.fileno())
+        yield tuple(passed)
 
 
 def _signal_name(number: int) -> str:

@@ -362,6 +362,7 @@ class _Runner:
                     self._tree.brands[1 + next(self._calls) % (len(self._tree.brands) - 1)],
                     run.checkpoint,
                     run.secrets,
+                    run.parents,
                 )
             )
         self._channel.send(_encode(orders))

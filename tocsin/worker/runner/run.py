@@ -78,6 +78,7 @@ class Run:
             url=url,
             saved=call.saved,
             secrets=call.secrets,
+            parents=call.parents,
             host=host,
         )
 
