@@ -304,10 +304,12 @@ class Claim(Struct, kw_only=True):
     `number` rises with each request, so that one that comes twice, or late, is known for what it is. `heard`: the
     latest `now` of any answer before this was sent; what was claimed earlier and is not known by `last_claim` was lost.
     `listen`: without a free slot, too, wait for orders. `payload_urls`: it fetches large arguments itself, from
-    `args_url`; they come with the run otherwise."""
+    `args_url`; they come with the run otherwise. `content_urls`, with `shared_specs`: the same for what a job itself
+    says, from `contents`."""
 
     slots: Slots
     payload_urls: bool = False
+    content_urls: bool = False
     number: int = 0
     heard: str = ""
     listen: bool = False
@@ -333,7 +335,8 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     `http_allow`, of http runs: the hosts and networks within our own walls that their tenant may call.
     `args_url`: the path on this server where the arguments are fetched, as JSON, within the next minutes.
     `sensitive`: the arguments are to be told to nobody. `parents`: the runs that it waited for, by the names that its
-    job knows them by; or `parents_url`, the path on this server where the run's token fetches the same, as JSON."""
+    job knows them by; or `parents_url`, the path on this server where the run's token fetches the same, as JSON.
+    `logical_at`: the instant that it stands for, if that is not `scheduled_for`."""
 
     run_id: str
     attempt: int
@@ -355,6 +358,12 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     http_allow: list[str] = []
     parents: dict[str, Parent] | None = None
     parents_url: str | None = None
+    logical_at: str | None = None
+
+    @property
+    def stands_for(self) -> str:
+        """The instant that the run stands for."""
+        return self.logical_at or self.scheduled_for
 
 
 class StopOrder(Struct, kw_only=True):
@@ -366,14 +375,23 @@ class StopOrder(Struct, kw_only=True):
     ended: bool = False
 
 
+class Fetch(Struct, kw_only=True):
+    """The path on this server where something is fetched, as JSON, within the next minutes; and its digest."""
+
+    url: str
+    sha256: str
+
+
 class ClaimAnswer(Struct, kw_only=True):
     """`stop` and `drain` end a long poll early; they say what a report would have said a moment later. `now` is an
-    instant that the database's clock had reached when this was answered."""
+    instant that the database's clock had reached when this was answered. `contents`: by document, and by field of its
+    target, what is large and to be fetched; what stands in its place is only told of it."""
 
     claim_id: int
     runs: list[ClaimedRun]
     now: str = ""
     specs: dict[str, msgspec.Raw] = {}
+    contents: dict[str, dict[str, Fetch]] = {}
     stop: list[StopOrder] = []
     drain: bool = False
 

@@ -63,6 +63,7 @@ async def show(ctx: Context, **more: Any) -> dict[str, Any]:
         "attempt": ctx.attempt,
         "fence": ctx.fence,
         "year": ctx.scheduled_for.year,
+        "stands_for": ctx.logical_at.isoformat(),
         "args": dict(ctx.args),
         "more": more,
         "token": ctx.token,

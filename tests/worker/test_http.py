@@ -348,6 +348,7 @@ async def test_the_request_says_which_run_it_is(caller: Caller, site: Site) -> N
         "Tocsin-Attempt": "2",
         "Tocsin-Fence": "77",
         "Tocsin-Scheduled-For": "2026-12-01T09:00:00.000000Z",
+        "Tocsin-Logical-At": "2026-12-01T09:00:00.000000Z",
         "Accept-Encoding": "identity",
     }
     assert {name: headers.get(name) for name in wanted} == wanted

@@ -55,6 +55,7 @@ async def test_what_a_program_sees(shared: Gateway) -> None:
     assert env["MINE"] == "ü" and env["TOCSIN_RUN_ID"] == run.run_id and env["TOCSIN_JOB_ID"] == run.job_id
     assert env["TOCSIN_JOB_NAME"] == run.job_name and env["TOCSIN_ATTEMPT"] == "1"
     assert env["TOCSIN_FENCE"] == str(run.fence) and env["TOCSIN_SCHEDULED_FOR"] == run.scheduled_for
+    assert env["TOCSIN_LOGICAL_AT"] == run.scheduled_for, "unless it stands for another instant"
     assert json.loads(env["TOCSIN_ARGS"]) == {"day": 3}
     assert env["TOCSIN_URL"] == shared.url and env["TOCSIN_RUN_TOKEN"] == run.token
     assert "TOCSIN_WORKER_KEY" not in env and "SECRET_OF_WORKER" not in env and "the-key" not in str(env)

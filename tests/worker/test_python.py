@@ -34,7 +34,7 @@ async def test_what_a_function_used_is_told_where_it_can_be(shared: Gateway) -> 
 
 
 async def test_the_context(shared: Gateway) -> None:
-    run = shared.python("show", args={"day": "monday"})
+    run = shared.python("show", args={"day": "monday"}, logical_at="2025-02-03T00:00:00.000000Z")
     end = await shared.end_of(run)
     assert end.outcome == "succeeded"
     assert end.result == {
@@ -43,6 +43,7 @@ async def test_the_context(shared: Gateway) -> None:
         "attempt": 1,
         "fence": run.fence,
         "year": int(run.scheduled_for[:4]),
+        "stands_for": "2025-02-03T00:00:00+00:00",
         "args": {"day": "monday"},
         "more": {"day": "monday"},
         "token": run.token,

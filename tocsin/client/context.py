@@ -74,6 +74,7 @@ class Context:
     `run_id` is the same in every attempt; `fence` rises with each, so a store of your own can refuse a zombie's write.
     `saved` is the last checkpoint that any attempt of the run has made, or None; `secrets` are the job's, by the names
     that it gives them. `parents` are the runs that this one waited for, by name; what they returned is in `results`.
+    `logical_at` is the instant that the run stands for: of a backfill the one that it fills, else `scheduled_for`.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class Context:
         "fence",
         "job_id",
         "job_name",
+        "logical_at",
         "parents",
         "run_id",
         "saved",
@@ -99,6 +101,7 @@ class Context:
         run_id: str,
         job_id: str,
         scheduled_for: datetime,
+        logical_at: datetime | None = None,
         job_name: str | None = None,
         attempt: int = 1,
         fence: int = 0,
@@ -116,6 +119,7 @@ class Context:
         self.attempt = attempt
         self.fence = fence
         self.scheduled_for = scheduled_for
+        self.logical_at = logical_at or scheduled_for
         self.args: Mapping[str, Any] = args or {}
         self.token = token
         self.url = url

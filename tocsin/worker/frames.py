@@ -38,6 +38,7 @@ class Call(Struct, array_like=True, gc=False):
     saved: Any = None  # the last checkpoint of an earlier attempt
     secrets: dict[str, str] = {}
     parents: Any = None  # the runs that it waited for: `wire.Parent` by name
+    logical_at: str | None = None  # the instant that it stands for, if that is not `scheduled_for`
 
 
 class CallTarget(Struct, array_like=True):

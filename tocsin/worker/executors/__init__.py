@@ -90,6 +90,7 @@ def environment(attempt: Attempt, url: str) -> dict[str, str]:
         "TOCSIN_ATTEMPT": str(run.attempt),
         "TOCSIN_FENCE": str(run.fence),
         "TOCSIN_SCHEDULED_FOR": run.scheduled_for,
+        "TOCSIN_LOGICAL_AT": run.stands_for,
         "TOCSIN_ARGS": msgspec.json.encode({} if run.args is None else run.args).decode(),
         "TOCSIN_URL": url,
         "TOCSIN_RUN_TOKEN": run.token,

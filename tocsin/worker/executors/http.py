@@ -162,6 +162,7 @@ class HttpExecutor(Executor):
             "Tocsin-Attempt": str(run.attempt),
             "Tocsin-Fence": str(run.fence),
             "Tocsin-Scheduled-For": run.scheduled_for,
+            "Tocsin-Logical-At": run.stands_for,
         }
         if target.callback:
             about["Tocsin-Callback"] = f"{self._url}/v1/runs/{run.run_id}/complete"

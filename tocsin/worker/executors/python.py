@@ -363,6 +363,7 @@ class _Runner:
                     run.checkpoint,
                     run.secrets,
                     run.parents,
+                    run.logical_at,
                 )
             )
         self._channel.send(_encode(orders))

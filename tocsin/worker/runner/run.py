@@ -73,6 +73,7 @@ class Run:
             attempt=call.attempt,
             fence=call.fence,
             scheduled_for=datetime.fromisoformat(call.scheduled_for),
+            logical_at=None if call.logical_at is None else datetime.fromisoformat(call.logical_at),
             args=call.args,
             token=call.token,
             url=url,
