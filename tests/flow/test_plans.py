@@ -35,7 +35,7 @@ from tocsin.flow import (
 )
 from tocsin.flow.shared import calendars as shared_calendars
 from tocsin.flow.shared import circuits as shared_circuits
-from tocsin.flow.shared import specs, transitions
+from tocsin.flow.shared import joins, specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
 STEPS = (
@@ -57,12 +57,13 @@ STEPS = (
     seal,
     submit,
     sweep,
+    joins,
     specs,
     transitions,
 )
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit")
 SMALL = ("audit_sealer", "audit_heads")  # one row, and one for each tenant
-FRAGMENTS = {"record_ended", "complete_jobs", "slots", "open_share", "start", "parked", "beyond"}
+FRAGMENTS = {"record_ended", "complete_jobs", "slots", "open_share", "start", "parked", "beyond", "family"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
     **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),

@@ -115,9 +115,15 @@ def writes(where: str, sql: str) -> Iterator[Write]:
             yield Write(place, "insert", frozenset({"new"}), frozenset(born & STATES))
 
 
-# What any of the shared files lends.
+# What any of the shared files lends; the transitions lend to the others, too.
+TRANSITIONS = Sql(str(ROOT / "flow/shared/transitions.sql"))
 SHARED = cast(
-    "Sql", {name: sql for path in (ROOT / "flow/shared").glob("*.sql") for name, sql in Sql(str(path)).items()}
+    "Sql",
+    {
+        name: sql
+        for path in (ROOT / "flow/shared").glob("*.sql")
+        for name, sql in Sql(str(path), None if path.stem == "transitions" else TRANSITIONS).items()
+    },
 )
 
 
@@ -150,6 +156,8 @@ def test_the_reader_sees_the_statements_that_matter() -> None:
         "control.sql:waiting_paused",
         "sweep.sql:keep",
         "sweep.sql:unpause",
+        "joins.sql:settle",
+        "joins.sql:conclude",
         "transitions.sql:stage",
         "transitions.sql:end_unheld",
         "transitions.sql:release",

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.transitions import SQL as SHARED
-from tocsin.flow.shared.transitions import Key, gates
+from tocsin.flow.shared.transitions import Hint, Key, end_unheld, gates
 from tocsin.model.fairness import HEAD_START
 from tocsin.model.limits import Rate, Verdict, Wish, admit
 from tocsin.model.resources import NOTHING, Amounts, Guest, Room, Seating
@@ -71,12 +72,14 @@ class Taken(NamedTuple):
     replaces: bool
     unfit: Sequence[Unfit] = ()
     kept: Mapping[str, str | None] = {}
+    hints: Sequence[Hint] = ()  # where something became claimable by what ended here
 
 
 # Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, what is bound for locks.
 _LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coalesced", "limit", "rate")
 _FITTED = ("fitted", "fitted_limited")
 _BOUND = ("limited", *_FITTED)
+_SKIPPED = ("skipped_overlap", "coalesced")
 ANYWHERE = Fitting()
 
 
@@ -107,7 +110,19 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
     _count(going, others)
     left.update((row["lane_id"], row["tenant_id"]) for row in going)
     replaces = any(row["verdict"] == "replace" for row in others)
-    return Taken(going, left, more.opens, replaces, more.unfit, more.kept)
+    awaited = [row for row in others if row["joins"] and row["verdict"] in _SKIPPED]
+    woken = await _skip(db, awaited) if awaited else []
+    return Taken(going, left, more.opens, replaces, more.unfit, more.kept, woken)
+
+
+async def _skip(db: Database, rows: Sequence[Row]) -> list[Hint]:
+    """ready | staged → skipped, of runs for which others wait: what becomes of those is decided with it."""
+    woken: list[Hint] = []
+    async with db.transaction("claim_skip", "vital") as connection:
+        for verdict in _SKIPPED:
+            keys = sorted(Key(row["tenant_id"], row["id"]) for row in rows if row["verdict"] == verdict)
+            woken += (await settle(connection, await end_unheld(connection, keys, "skipped", verdict))).hints
+    return woken
 
 
 def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -299,7 +314,7 @@ class _Seated:
 def _count(going: list[Row], others: list[Row]) -> None:
     CLAIMED.inc(len(going))
     for row in others:
-        if row["verdict"] in ("skipped_overlap", "coalesced"):
+        if row["verdict"] in _SKIPPED:
             MISSED.labels(row["verdict"]).inc()
     # One observation per claim, of its oldest run: per-run histograms would cost more than the claim itself.
     oldest = min((row["ready_at"] for row in going if row["attempt"] == 1), default=None)

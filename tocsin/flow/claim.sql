@@ -34,7 +34,8 @@ living as materialized (
      where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
     returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
               r.order_key, r.claimed_at, r.args, r.checkpoint, r.lane_id, r.once, r.overlap, r.circuit_id,
-              (select slots from living)[g.rank] as slot
+              r.logical_at, r.workflow_run_id, r.parents is not null as has_parents,
+              r.feeds is not null or r.joins as awaited, (select slots from living)[g.rank] as slot
 
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
@@ -55,7 +56,7 @@ ready as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id, r.circuit_id, r.canary, r.needs
+                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                and r.order_key >= w.floor
@@ -76,7 +77,7 @@ due as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id, r.circuit_id, r.canary, r.needs
+                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at >= w.due_floor and r.ready_at <= now()
@@ -87,7 +88,7 @@ due as materialized (
                for update skip locked) r
 ),
 judged as materialized (
-    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id, p.key_id,
+    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id, p.key_id, p.joins,
            case
                when h.job_id is not null then 'paused'
                when p.deadline_at < now() and p.attempt = 0 then 'expired'
@@ -144,18 +145,21 @@ parked as (
 ended as (
     delete from runs r
      using judged j
-     where j.verdict in ('skipped_overlap', 'coalesced') and r.ctid = j.place
+     -- Whose end decides about other jobs' runs is only named: that is for the transaction that ends it.
+     where j.verdict in ('skipped_overlap', 'coalesced') and not j.joins and r.ctid = j.place
     returning r.*, 'skipped' as final_state, j.verdict as reason
 ),
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.checkpoint, c.lane_id,
-       c.once or c.circuit_id is not null or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special,
-       null::text as key_id
+       c.logical_at, c.workflow_run_id::text as workflow_run_id, c.has_parents,
+       c.once or c.circuit_id is not null or c.awaited
+       or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special,
+       null::text as key_id, false as joins
   from claimed c
 union all
 select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, null, j.lane_id,
-       true, j.key_id::text
+       null, null, false, true, j.key_id::text, j.joins
   from judged j
  where j.verdict <> 'go'
 
@@ -253,6 +257,7 @@ used as (
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.checkpoint, c.lane_id,
+       c.logical_at, c.workflow_run_id::text as workflow_run_id, c.has_parents,
        true as special
   from claimed c
 
@@ -307,7 +312,8 @@ claimed as (
 )
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
        c.claim_id, c.slot, c.scheduled_for, c.ready_at, c.order_key, c.claimed_at, c.args, c.checkpoint, c.lane_id,
-       c.once or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special
+       c.logical_at, c.workflow_run_id::text as workflow_run_id, c.has_parents,
+       c.once or c.awaited or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special
   from claimed c
 union all
 select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, now() + $6::interval,
@@ -316,7 +322,7 @@ select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, now() + $6::interval,
            and r.id not in (select c.id from claimed c)
          order by r.ready_at
          limit 1),
-       null, null, null, null, w.lane_id, true
+       null, null, null, null, w.lane_id, null, null, false, true
   from want w
 
 -- :name promote

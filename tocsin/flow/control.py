@@ -14,6 +14,7 @@ from tocsin.errors import NotFound
 from tocsin.flow.shared import audit, calendars, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import opened, seen
+from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -144,7 +145,8 @@ async def cancel(
             await lock_limits(connection, [key])
             rows = await cancel_runs(connection, key, reason, stop_running=stop_running)
             await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
-            done = Controlled([], stops(rows))
+            settled = await settle(connection, rows)
+            done = Controlled(settled.hints, stops(rows))
         await remember(connection, wish, 200, [job_id], job["version"])
     return done
 
@@ -166,7 +168,8 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
             rows = await cancel_runs(connection, job, reason, run_id=run_id)
             freed = await release(connection, limits) if any(map(_frees, rows)) else []
             await audit.record(connection, audit.entry(who, "run.cancel", f"run:{run_id}", reason=reason))
-            done = Controlled(hints(freed), stops(rows))
+            settled = await settle(connection, rows)
+            done = Controlled(hints(freed) + settled.hints, stops(rows))
         await remember(connection, wish, 200, [run_id])
     return done
 

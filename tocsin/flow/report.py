@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tocsin.flow.shared import circuits
 from tocsin.flow.shared.circuits import Called
+from tocsin.flow.shared.joins import NOBODY, settle
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Hint, Key, gates, hints, lock_jobs, lock_limits, release
@@ -51,6 +52,7 @@ class Reported(NamedTuple):
 
     accepted: set[RunKey]
     hints: list[Hint]
+    heads: bool = False  # whether a workflow run has come to its end
 
 
 class _Means(NamedTuple):
@@ -79,6 +81,7 @@ class _Special(NamedTuple):
     limited: set[Key]
     released: set[Key]
     called: dict[int, Called]
+    awaited: bool  # others wait for one of them
 
 
 async def report(
@@ -120,7 +123,7 @@ async def _bisect(
     half = len(endings) // 2
     left = await _report(db, specs, endings[:half], means)
     right = await _report(db, specs, endings[half:], means)
-    return Reported(left.accepted | right.accepted, left.hints + right.hints)
+    return Reported(left.accepted | right.accepted, left.hints + right.hints, left.heads or right.heads)
 
 
 def _made_harmless(ending: Ending, error: Exception) -> Ending:
@@ -148,11 +151,13 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
         told = [_columns_of(e, special.verdicts.get(i, _SUCCEEDED)) for i, e in enumerate(batch)]
         rows = await connection.fetch(SQL["finish"], *sparse_columns(told))
         freed = await release(connection, special.released)
+        settled = await settle(connection, rows) if special.awaited else NOBODY
         done = {(row["id"], row["fence"]) for row in rows}
         await circuits.count(connection, [told for i, told in special.called.items() if _key(batch[i]) in done])
     accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
     _count(batch, done, accepted)
-    return Reported(accepted, hints([row for row in rows if row["lane_id"] is not None]) + hints(freed))
+    woken = hints([row for row in rows if row["lane_id"] is not None]) + hints(freed) + settled.hints
+    return Reported(accepted, woken, settled.heads)
 
 
 async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) -> Reported:
@@ -211,7 +216,7 @@ async def _look(
     rows = await connection.fetch(SQL["look"], *columns(keys, 4))
     failed = [row for row in rows if batch[row["n"] - 1].finished.outcome in ("failed", "timeout")]
     known = await specs.get(((row["tenant_id"], row["job_id"], row["job_version"]) for row in failed), connection)
-    special = _Special({}, set(), set(), set(), {})
+    special = _Special({}, set(), set(), set(), {}, any(row["awaited"] for row in rows))
     for row in rows:
         finished = batch[row["n"] - 1].finished
         job = Key(row["tenant_id"], row["job_id"])
@@ -335,8 +340,10 @@ async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
         limits = {key for row in ended for key in gates(Key(row["tenant_id"], row["job_id"]), row["key_id"])}
         await lock_limits(connection, limits)
         freed = await release(connection, limits)
+        settled = await settle(connection, ended)
     accepted = {(row["id"], row["fence"]) for row in rows}
-    return Reported(accepted, hints([row for row in rows if row["ready_at"] is not None]) + hints(freed))
+    woken = hints([row for row in rows if row["ready_at"] is not None]) + hints(freed) + settled.hints
+    return Reported(accepted, woken, settled.heads)
 
 
 async def claims_after(db: Database, worker_id: str, last_claim: int, heard: datetime | None = None) -> list[Returned]:

@@ -3,7 +3,7 @@
 -- No lock: the fence in the statement that follows is the guard.
 select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version, r.failures, r.losses,
        r.once, r.limited, r.key_id::text as key_id, r.overlap in ('queue', 'queue_all', 'replace') as queues, r.state,
-       r.circuit_id::text as circuit_id, r.canary, r.claimed_at
+       r.circuit_id::text as circuit_id, r.canary, r.claimed_at, r.feeds is not null or r.joins as awaited
   from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) with ordinality as i(worker_id, id, fence, outcome, n)
  cross join lateral (
         -- The limit keeps the planner from turning the join round: statistics that know of nothing running would make
@@ -13,7 +13,7 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
            and r.state in ('running', 'stopping')
          limit 1) r
  where r.fence = i.fence
-   and (i.outcome <> 'succeeded' or r.once or r.limited or r.circuit_id is not null
+   and (i.outcome <> 'succeeded' or r.once or r.limited or r.circuit_id is not null or r.feeds is not null or r.joins
         or r.overlap in ('queue', 'queue_all', 'replace'))
 
 -- :name finish
@@ -36,6 +36,7 @@ held as materialized (
            r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
            r.losses + (t.outcome = 'lost')::int as losses,
            r.max_attempts, r.scheduled_for, r.ready_at, r.order_key, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
+           r.logical_at, r.workflow_run_id, r.feeds, r.feeds_on, r.joins, r.join_key, r.chain,
            t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage, t.reason,
            -- Success and cancel race: what was done is done; anything else ends the way that was asked for.
            case when r.stop_reason is not null and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
@@ -81,14 +82,16 @@ gone as (
 recorded as (
     insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, reason, fence, trigger,
                          priority, failures, losses, max_attempts, scheduled_for, ready_at, started_at, finished_at,
-                         worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id)
+                         worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id, logical_at,
+                         workflow_run_id)
     select h.tenant_id, h.id, h.attempt, h.job_id, h.job_version, h.next <> 'staged', h.next, h.outcome,
            case when h.next = 'staged' then h.reason end, h.fence, h.trigger, h.priority, h.failures, h.losses,
            h.max_attempts, h.scheduled_for, h.ready_at,
            s.started_at,
            case when h.outcome = 'lost' then now()
                 else least(now(), s.started_at + h.ran_ms * interval '1 millisecond') end,
-           h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args, h.tags, h.origin_run_id
+           h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args, h.tags, h.origin_run_id,
+           h.logical_at, h.workflow_run_id
       from held h
      cross join lateral (
             -- Cancelled before its instant: the worker had it, but never began.
@@ -106,12 +109,15 @@ ended as materialized (
     select tenant_id, job_id, once from held where once and next <> 'staged'
 ),
 -- :include complete_jobs
-select h.id::text as id, h.fence, null::int as tenant_id, null::int as lane_id, null::timestamptz as ready_at,
-       null::timestamptz as order_key
-  from held h
- where h.next <> 'staged'
+select id::text as id, fence, null::int as tenant_id, null::int as lane_id, null::timestamptz as ready_at,
+       null::timestamptz as order_key,
+-- :include family
+  from (select id, fence, tenant_id, job_id, next as final_state, null::text as reason, feeds, feeds_on, joins, trigger,
+               join_key, chain, logical_at, scheduled_for
+          from held
+         where next <> 'staged') h
 union all
-select h.id::text, h.fence, a.tenant_id, a.lane_id, a.ready_at, a.order_key
+select h.id::text, h.fence, a.tenant_id, a.lane_id, a.ready_at, a.order_key, null
   from again a
  cross join lateral (select * from held h where h.tenant_id = a.tenant_id and h.id = a.id limit 1) h
 
@@ -159,9 +165,12 @@ ended as (
     returning r.*, 'cancelled' as final_state, 'cancelled' as reason
 ),
 -- :include record_ended
-select id::text as id, fence, tenant_id, lane_id, ready_at, order_key, null::text as job_id, null::text as key_id from back
+select id::text as id, fence, tenant_id, lane_id, null::timestamptz as ready_at, null::timestamptz as order_key,
+       job_id::text as job_id, key_id::text as key_id,
+-- :include family
+  from ended
 union all
-select id::text, fence, tenant_id, lane_id, null, null, job_id::text, key_id::text from ended
+select id::text, fence, tenant_id, lane_id, ready_at, order_key, null, null, null from back
 
 -- :name claims_after
 -- What a living worker was given after the last claim it knows of: its answer was lost.

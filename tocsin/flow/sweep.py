@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
+from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -89,8 +90,10 @@ async def replace_earlier(db: Database) -> Replaced:
             await lock_jobs(connection, [job])
             limits = [Key(job.tenant_id, key) for key in row["keys"]]
             await lock_limits(connection, [job, *limits])
-            orders += stops(await cancel_runs(connection, job, "replaced", before=row["id"]))
+            cancelled = await cancel_runs(connection, job, "replaced", before=row["id"])
+            orders += stops(cancelled)
             woken += hints(await release(connection, [job, *limits]))
+            woken += (await settle(connection, cancelled)).hints
     return Replaced(woken, orders)
 
 
@@ -104,7 +107,7 @@ async def _end(connection: Connection, rows: list[Row], state: str, reason: str)
         for key in gates(Key(r["tenant_id"], r["job_id"]), r["key_id"])
     ]
     await lock_limits(connection, freed)
-    return hints(await release(connection, freed))
+    return hints(await release(connection, freed)) + (await settle(connection, ended)).hints
 
 
 async def forget_keys(db: Database) -> None:

@@ -15,6 +15,9 @@ REASONS = (
     "coalesced",
     "misfire_expired",
     "upstream_failed",
+    "not_needed",
+    "mapped",
+    "map_failed",
     "expired",
     "cancelled",
 )
@@ -26,7 +29,7 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ready", "running"): ("claim",),
     ("staged", "waiting"): ("claim",),
     ("ready", "waiting"): ("claim",),
-    ("waiting", "ready"): ("release", "resume", "sweep", "circuits"),
+    ("waiting", "ready"): ("release", "resume", "sweep", "circuits", "joins"),
     ("running", "stopping"): ("cancel",),
     ("running", "staged"): ("report", "reap", "give_back", "restored"),
     ("running", "ready"): ("give_back", "restored"),
@@ -43,6 +46,10 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("staged", "expired"): ("sweep",),
     ("ready", "expired"): ("sweep",),
     ("waiting", "expired"): ("sweep",),
+    # A run that others decide about, or stand for.
+    ("waiting", "skipped"): ("joins",),
+    ("waiting", "succeeded"): ("joins",),
+    ("waiting", "dead"): ("joins",),
 }
 
 JOB_STATES = ("active", "paused", "cancelled", "completed")

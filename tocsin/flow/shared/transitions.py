@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tocsin.model.ids import lowest_id, new_id
 from tocsin.model.misfire import Missed as Stretch
-from tocsin.store.db import Connection, Row, Sql, columns
+from tocsin.store.db import Connection, Row, Sql, columns, sparse_columns
 
 SQL = Sql(__file__)
+
+
+class Family(NamedTuple):
+    """How a new run belongs to others: to a workflow run, to parents it waits for, to children that wait for it."""
+
+    logical_at: datetime | None = None  # the instant it stands for
+    workflow_run_id: str | None = None
+    pending: int | None = None  # how many it waits for
+    doomed: int | None = None
+    feeds: str | None = None  # who waits for it, as PostgreSQL writes an array …
+    feeds_on: str | None = None  # … and for which end, a letter each
+    parents: str | None = None
+    map: str | None = None
+    join_key: str | None = None
+    chain: str | None = None
+
+
+_ALONE = Family()
 
 
 class NewRun(NamedTuple):
@@ -27,6 +45,7 @@ class NewRun(NamedTuple):
     origin_run_id: str | None = None
     ready_at: datetime | None = None  # not before this, though it stands for an earlier instant
     key_id: str | None = None  # its concurrency key, if that follows from its arguments
+    family: Family = _ALONE
 
 
 class Missed(NamedTuple):
@@ -86,8 +105,14 @@ def hints(rows: Iterable[Row]) -> list[Hint]:
 
 
 async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
-    """→ staged | ready. Rows that are not answered had no job to belong to, or exist already."""
-    return await connection.fetch(SQL["stage"], *columns(runs, 10)) if runs else []
+    """→ staged | ready, or waiting for its parents. Rows that are not answered had no job to belong to, or exist
+    already."""
+    if not runs:
+        return []
+    *own, families = columns(runs, len(NewRun._fields))
+    alone = all(family is _ALONE for family in families)
+    related: list[list[Any]] = [[] for _ in Family._fields] if alone else sparse_columns(families)
+    return await connection.fetch(SQL["stage"], *own, *related)  # type: ignore[no-any-return]
 
 
 async def retract(connection: Connection, job: Key) -> list[datetime]:

@@ -21,17 +21,19 @@ select l.tenant_id, l.key
         select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1 for no key update) l
 
 -- :name stage
--- → staged | ready. The one statement that makes a run. ready_at is never in the past. Runs made together stand in the
+-- → staged | ready, or waiting for other runs. The one statement that makes a run. ready_at is never in the past. Runs made together stand in the
 -- order in which they were asked for, a microsecond apart: a claim can then begin exactly where live ones begin.
 with made as (
     insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
                       order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id,
-                      circuit_id, needs)
+                      circuit_id, needs, joins, logical_at, workflow_run_id, pending_parents, doomed, feeds, feeds_on,
+                      parents, map, join_key, chain, blocked_by)
     select j.tenant_id, n.id, j.id, j.version, j.lane_id,
-           case when t.ready_at > now() then 'staged' else 'ready' end,
+           case when n.pending > 0 then 'waiting' when t.ready_at > now() then 'staged' else 'ready' end,
            n.trigger, t.priority, t.scheduled_for, t.ready_at,
            t.ready_at - (t.priority - 500) * p.head_start + (n.place - 1) * interval '1 microsecond',
-           t.ready_at + j.start_deadline,
+           -- What waits for other runs becomes due when it is released.
+           case when n.pending > 0 then null else t.ready_at + j.start_deadline end,
            j.max_attempts, j.overlap,
            j.max_concurrency is not null or j.key_id is not null or j.rate_gap is not null,
            j.once and n.trigger = 'schedule',
@@ -40,18 +42,23 @@ with made as (
            case when l.needs <> '{}' then array[
                 ceil((j.spec::json #>> '{resources,cpu}')::numeric * 1000)::int,
                 (j.spec::json #>> '{resources,memory_mb}')::int, (j.spec::json #>> '{resources,disk_mb}')::int,
-                (j.spec::json #>> '{resources,gpus}')::int] end
+                (j.spec::json #>> '{resources,gpus}')::int] end,
+           j.joins, n.logical_at, n.workflow_run_id, n.pending, coalesce(n.doomed, 0), n.feeds::uuid[], n.feeds_on,
+           n.parents::uuid[], n.map, n.join_key, n.chain, case when n.pending > 0 then 'parent' end
       from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
-                  $9::timestamptz[], $10::uuid[])
+                  $9::timestamptz[], $10::uuid[], $11::timestamptz[], $12::uuid[], $13::int[], $14::smallint[],
+                  $15::text[], $16::text[], $17::text[], $18::text[], $19::uuid[], $20::uuid[])
            with ordinality as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at,
-                                key_id, place)
+                                key_id, logical_at, workflow_run_id, pending, doomed, feeds, feeds_on, parents, map,
+                                join_key, chain, place)
      cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
       join lanes l on l.id = j.lane_id
       join pools p on p.name = l.pool
      cross join lateral (
             select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, n.ready_at, now()) as ready_at,
                    coalesce(n.priority, j.priority) as priority) t
-     where j.state in ('active', 'paused') or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
+     where j.state in ('active', 'paused')
+        or (j.state = 'completed' and (n.trigger in ('retry', 'redrive') or n.workflow_run_id is not null))
         on conflict do nothing
     returning tenant_id, id, job_id, lane_id, state, ready_at, order_key, key_id
 ),
@@ -138,10 +145,10 @@ unheld as (
 recorded as (
     insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, reason, fence, trigger,
                          priority, failures, losses, max_attempts, scheduled_for, ready_at, finished_at,
-                         args, tags, origin_run_id)
+                         args, tags, origin_run_id, logical_at, workflow_run_id)
     select tenant_id, id, attempt + 1, job_id, job_version, true, final_state, reason, fence, trigger,
            priority, failures, losses, max_attempts, scheduled_for, ready_at, now(),
-           args, tags, origin_run_id
+           args, tags, origin_run_id, logical_at, workflow_run_id
       from ended
 ),
 given_back as (
@@ -154,6 +161,13 @@ given_back as (
      where e.attempt = 0 and e.trigger = 'schedule'
 ),
 -- :include complete_jobs
+
+-- :name family
+-- Of a run that has ended: what decides about those that wait for it, as one text, and null for nearly all.
+       case when feeds is not null or joins then json_build_object(
+            'tenant_id', tenant_id, 'id', id, 'job_id', job_id, 'state', final_state, 'reason', reason,
+            'feeds', feeds, 'feeds_on', feeds_on, 'joins', joins, 'trigger', trigger, 'join_key', join_key, 'chain', chain,
+            'logical_at', coalesce(logical_at, scheduled_for) at time zone 'UTC')::text end as family
 
 -- :name end_unheld
 -- staged | ready | waiting → $3 (cancelled, expired, skipped). Their jobs are locked already if they are one-time.
@@ -175,7 +189,9 @@ ended as (
     returning r.*, $3::text as final_state, $4::text as reason
 ),
 -- :include record_ended
-select tenant_id, id::text as id, job_id::text as job_id, key_id::text as key_id, limited, overlap from ended
+select tenant_id, id::text as id, job_id::text as job_id, key_id::text as key_id, limited, overlap,
+-- :include family
+  from ended
 
 -- :name hold_runs
 -- Take the runs that are to be cancelled, so that the statement after it sees what each of them is by now.
@@ -214,11 +230,12 @@ ended as (
               case when $4::uuid is null then 'cancelled' else 'coalesced' end as reason
 ),
 -- :include record_ended
-select s.id::text as id, s.state, s.worker_id::text as worker_id, s.fence, false as limited, null::text as overlap,
-       null::text as key_id
-  from stopping s
+select id::text as id, 'cancelled' as state, null::text as worker_id, fence, limited, overlap, key_id::text as key_id,
+-- :include family
+  from ended
 union all
-select id::text, 'cancelled', null, fence, limited, overlap, key_id::text from ended
+select s.id::text, s.state, s.worker_id::text, s.fence, false, null, null, null
+  from stopping s
 
 -- :name release
 -- waiting → ready: for each limit (a job's, a key's) as many as it has room for, as many as its rate lets through, and the

@@ -1,0 +1,110 @@
+-- :name settle
+-- waiting → ready, of runs whose last parent has ended and that nothing speaks against; all others only count who is still
+-- to end. Two parents that end at once take a child's row one after the other. The runs come in the order of ids.
+-- Answered is what is decided by it: `ready`, `doomed`, `map` (its runs are to be made), `mapped` (they have ended), or
+-- `head` (a workflow run whose nodes have all ended).
+--   $1 tenants  $2 runs  $3 how many of those that each waits for have ended  $4 what that does to it
+--   $5 which they were, where its row does not know it yet
+with locked as materialized (
+    select r.tenant_id, r.id, r.job_id, r.lane_id, r.state, r.map, r.pending_parents - t.ended as pending,
+           greatest(r.doomed, t.doomed) as doomed, t.parents::uuid[] as parents, t.place
+      from unnest($1::int[], $2::uuid[], $3::int[], $4::smallint[], $5::text[]) with ordinality
+           as t(tenant_id, id, ended, doomed, parents, place)
+     cross join lateral (
+            select * from runs r
+             where (r.tenant_id, r.id) between (t.tenant_id, t.id) and (t.tenant_id, t.id)
+               and r.pending_parents > 0 and r.state in ('waiting', 'running', 'stopping')
+             limit 1
+               for update) r
+),
+free as materialized (
+    select l.tenant_id, l.id, l.parents, l.place, j.start_deadline, p.head_start
+      from locked l
+     cross join lateral (select * from jobs j where j.tenant_id = l.tenant_id and j.id = l.job_id limit 1) j
+      join lanes n on n.id = l.lane_id
+      join pools p on p.name = n.pool
+     where l.pending = 0 and l.doomed = 0 and l.map is null and l.state = 'waiting'
+),
+released as (
+    update runs r
+       set state = 'ready', blocked_by = null, pending_parents = 0, ready_at = now(), deadline_at = now() + f.start_deadline,
+           order_key = now() - (r.priority - 500) * f.head_start + f.place * interval '1 microsecond',
+           parents = case when f.parents is null then r.parents else coalesce(r.parents, '{}') || f.parents end
+      from free f
+     where (r.tenant_id, r.id) between (f.tenant_id, f.id) and (f.tenant_id, f.id)
+    returning r.tenant_id, r.id, r.lane_id, r.ready_at, r.order_key
+),
+counted as (
+    update runs r
+       set pending_parents = l.pending, doomed = l.doomed,
+           parents = case when l.parents is null then r.parents else coalesce(r.parents, '{}') || l.parents end
+      from locked l
+     where not (l.pending = 0 and l.doomed = 0 and l.map is null and l.state = 'waiting')
+       and (r.tenant_id, r.id) between (l.tenant_id, l.id) and (l.tenant_id, l.id)
+    returning r.tenant_id, r.id, r.doomed, r.job_id, r.map, r.parents, r.priority, r.workflow_run_id, r.logical_at,
+              r.scheduled_for, r.pending_parents, l.state
+)
+select 'ready' as what, tenant_id, id::text as id, lane_id, ready_at, order_key, 0 as doomed, null::text as job_id,
+       null::text as map, null::text as parents, 0 as priority, null::text as workflow_run_id,
+       null::timestamptz as logical_at, null::timestamptz as scheduled_for
+  from released
+union all
+select case when state <> 'waiting' then 'head'
+            when map = '{}' then 'mapped'
+            when doomed > 0 then 'doomed'
+            else 'map' end,
+       tenant_id, id::text, null, null, null, doomed, job_id::text, map, parents::text, priority, workflow_run_id::text,
+       logical_at, scheduled_for
+  from counted
+ where pending_parents = 0
+
+-- :name conclude
+-- waiting → skipped | succeeded | dead: runs that end without an attempt of their own, because others have ended. They are
+-- held already.
+with decided as (
+    select r.ctid as place, d.state as final_state, d.reason
+      from unnest($1::int[], $2::uuid[], $3::text[], $4::text[]) as d(tenant_id, id, state, reason)
+     cross join lateral (
+            select r.ctid from runs r
+             where (r.tenant_id, r.id) between (d.tenant_id, d.id) and (d.tenant_id, d.id) and r.state = 'waiting'
+             limit 1) r
+),
+ended as (
+    delete from runs r
+     using decided d
+     where r.ctid = d.place and r.state = 'waiting'
+    returning r.*, d.final_state, d.reason
+),
+-- :include record_ended
+select id::text as id,
+-- :include family
+  from ended
+
+-- :name result
+-- What a run ended with.
+select h.result from history h where h.tenant_id = $1 and h.run_id = $2 and h.final
+
+-- :name mapped
+-- It waits for so many runs of its own now.
+update runs r
+   set map = '{}', pending_parents = $3
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+returning statement_timestamp()
+
+-- :name dependents
+-- The jobs that depend on these. What began by hand goes on only where nothing else is to be waited for.
+--   $1 tenants  $2 jobs  $3 the job whose run by hand began it
+select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statement_timestamp() as now
+  from unnest($1::int[], $2::uuid[], $3::uuid[]) with ordinality as e(tenant_id, job_id, chain, n)
+ cross join lateral (
+        select * from dependencies d where d.tenant_id = e.tenant_id and d.parent_id = e.job_id offset 0) d
+ cross join lateral (
+        select from jobs c
+         where c.tenant_id = e.tenant_id and c.id = d.child_id and c.state in ('active', 'paused') limit 1) c
+ where d.parents = 1 or e.chain is null or d.root_id = e.chain
+
+-- :name joined
+select k.n::int as n, r.tenant_id, r.id::text as id
+  from unnest($1::uuid[], $2::uuid[]) with ordinality as k(job_id, join_key, n)
+ cross join lateral (
+        select r.tenant_id, r.id from runs r where r.job_id = k.job_id and r.join_key = k.join_key limit 1) r
