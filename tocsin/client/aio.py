@@ -118,6 +118,10 @@ class AsyncClient(Calls):
                     found = await self.get_run(run_id)
         return found
 
+    async def wait_workflow(self, run: str | Mapping[str, Any], timeout: float | None = None) -> Document:
+        """A workflow's run when it has ended, however, with its graph; `TimeoutError` after `timeout` seconds."""
+        return await self.get_workflow_run(str((await self.wait(run, timeout))["id"]))
+
     async def _deliver(self, request: Request) -> Answer | Unreachable:
         await asyncio.sleep(request.pause)
         try:

@@ -6,61 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
-from urllib.parse import quote
 
-import msgspec
-
+from tocsin.client import asking
 from tocsin.client.core import Call, Document, Page
 from tocsin.clock import iso
 from tocsin.model.job import JobSpec
 
-Query = str | int | datetime | None
-
-_read_document = msgspec.json.Decoder(Document).decode
-_read_page = msgspec.json.Decoder(Page).decode
-
-
-def _read_anything(content: bytes) -> Document:
-    """Documents, empty answers and plain words alike."""
-    try:
-        found = msgspec.json.decode(content) if content else {}
-    except msgspec.DecodeError:
-        return {"status": content.decode(errors="replace").strip()}
-    return found if isinstance(found, dict) else {"items": found}
-
-
-def _path(*parts: str) -> str:
-    return "/" + "/".join(quote(part, safe="") for part in parts)
-
-
-def _text(value: Query) -> str:
-    return iso(value) if isinstance(value, datetime) else str(value)
-
-
-def _given(**values: Query) -> dict[str, str]:
-    """A query of what is given; a trailing underscore keeps a name clear of Python's own words."""
-    return {name.rstrip("_"): _text(value) for name, value in values.items() if value is not None}
-
-
-def _get(*parts: str) -> Call[Document]:
-    return Call("GET", _path(*parts), _read_document)
-
-
-def _list(*parts: str, **query: Query) -> Call[Page]:
-    return Call("GET", _path(*parts), _read_page, query=_given(**query))
-
-
-def _post(*parts: str, body: Any = None, key: str | None = None, if_match: int | None = None) -> Call[Document]:
-    return Call("POST", _path(*parts), _read_anything, body=body, idempotency_key=key, if_match=if_match)
-
-
-def _write(method: str, *parts: str, body: Any, key: str | None, if_match: int | None = None) -> Call[Document]:
-    return Call(method, _path(*parts), _read_document, body=body, idempotency_key=key, if_match=if_match)
-
-
-def _delete(*parts: str, if_match: int | None = None) -> Call[Document]:
-    return Call("DELETE", _path(*parts), _read_anything, if_match=if_match)
-
+_delete, _get, _list, _post, _write = asking.delete, asking.get, asking.listing, asking.post, asking.write
+_given, _path, _text = asking.query_of, asking.path_of, asking.text_of
+_read_anything, _read_document = asking.read_anything, asking.read_document
 
 # ── jobs; `if_match`: only if the job is still at this version, else `ApiError` 412 ──────────────────────────────
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from tocsin.client import calls
+from tocsin.client import calls, workflow_calls
 from tocsin.client.core import Call, Document, Page
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Following(Generic[P]):
 
 
 class Calls:
-    """What both clients can do; `calls` says what each means."""
+    """What both clients can do; `calls` and `workflow_calls` say what each means."""
 
     create_job = Endpoint(calls.create_job)
     create_jobs = Endpoint(calls.create_jobs)
@@ -110,6 +110,27 @@ class Calls:
     tail_logs = Following(calls.tail_logs)
     search_logs = Listing(calls.search_logs)
     events = Following(calls.events)
+
+    create_workflow = Endpoint(workflow_calls.create_workflow)
+    put_workflow = Endpoint(workflow_calls.put_workflow)
+    get_workflow = Endpoint(workflow_calls.get_workflow)
+    list_workflows = Listing(workflow_calls.list_workflows)
+    delete_workflow = Endpoint(workflow_calls.delete_workflow)
+    pause_workflow = Endpoint(workflow_calls.pause_workflow)
+    resume_workflow = Endpoint(workflow_calls.resume_workflow)
+    cancel_workflow = Endpoint(workflow_calls.cancel_workflow)
+    run_workflow = Endpoint(workflow_calls.run_workflow)
+    get_workflow_run = Endpoint(workflow_calls.get_workflow_run)
+    list_workflow_runs = Listing(workflow_calls.list_workflow_runs)
+    cancel_workflow_run = Endpoint(workflow_calls.cancel_workflow_run)
+    retry_workflow_run = Endpoint(workflow_calls.retry_workflow_run)
+
+    backfill = Endpoint(workflow_calls.backfill)
+    get_backfill = Endpoint(workflow_calls.get_backfill)
+    list_backfills = Listing(workflow_calls.list_backfills)
+    pause_backfill = Endpoint(workflow_calls.pause_backfill)
+    resume_backfill = Endpoint(workflow_calls.resume_backfill)
+    cancel_backfill = Endpoint(workflow_calls.cancel_backfill)
 
     put_calendar = Endpoint(calls.put_calendar)
     get_calendar = Endpoint(calls.get_calendar)

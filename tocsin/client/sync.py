@@ -114,6 +114,10 @@ class Client(Calls):
                 found = self.get_run(run_id)
         return found
 
+    def wait_workflow(self, run: str | Mapping[str, Any], timeout: float | None = None) -> Document:
+        """A workflow's run when it has ended, however, with its graph; `TimeoutError` after `timeout` seconds."""
+        return self.get_workflow_run(str(self.wait(run, timeout)["id"]))
+
     def _deliver(self, request: Request) -> Answer | Unreachable:
         time.sleep(request.pause)
         try:
