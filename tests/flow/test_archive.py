@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import Scene
+from tocsin.clock import iso
 from tocsin.failpoints import Failpoints, InjectedFault
 from tocsin.flow import archive, history, partitions
 from tocsin.flow.shared import cold
@@ -312,17 +313,113 @@ async def test_all_that_history_holds_is_archived(scene: Scene) -> None:
     assert {row["attname"] for row in rows} == COLUMNS.keys() - {"job_name", "pool", "spec"}
 
 
-async def test_what_is_archived_has_ended_and_its_occurrences_are_not_called_missing(old: Old) -> None:
-    job = await old.scene.job(schedule={"every": "PT1H"})
+async def test_what_is_archived_has_ended(old: Old) -> None:
+    job = await old.scene.job()
     await old.make_day(DAY)
-    [run] = await old.rows(job, DAY, 1)
+    [run] = await old.rows(job, DAY, 1, state="dead")
+    before = await old.scene.api.get(f"/v1/runs/{run}/explain")
     await old.archive()
     assert (await old.scene.api.post(f"/v1/runs/{run}/cancel"))["id"] == run
     assert (await old.scene.api.get(f"/v1/runs/{run}/logs"))["items"] == []
+    assert await old.scene.api.get(f"/v1/runs/{run}/explain") == before
+    await old.scene.api.get(f"/v1/runs/{new_id(datetime.combine(DAY, time(), UTC))}/explain", expect=404)
+
+
+async def told(old: Old, job: dict[str, Any], start: datetime, end: datetime, limit: int) -> list[dict[str, Any]]:
+    """All pages of a job's occurrences."""
+    query: dict[str, Any] = {"from": iso(start), "to": iso(end), "limit": limit}
+    found: list[dict[str, Any]] = []
+    while True:
+        answer = await old.scene.api.get(f"/v1/jobs/{job['id']}/occurrences", params=query)
+        found += answer["items"]
+        if answer["next_cursor"] is None:
+            return found
+        query["cursor"] = answer["next_cursor"]
+
+
+async def test_occurrences_are_told_of_archived_days_as_before(old: Old) -> None:
+    """In time, late, counted over midnight, and not there at all: hot, between the two, cold."""
+    days = [DAY + timedelta(days=d) for d in (-1, 0, 1)]
+    start = datetime.combine(days[0], time(), UTC)
+    hour = timedelta(hours=1)
+    job = await old.scene.job(schedule={"every": "PT1H", "starting_at": iso(start)})
+    await old.scene.sql.execute("update jobs set created_at = $1, anchored_at = $1", start - hour)
+    await old.scene.sql.execute("update triggers set next_fire_at = $1", start + 72 * hour)
+    for day in days:
+        await old.make_day(day)
+
+    async def occurrence(due: datetime, made: datetime, **given: Any) -> None:
+        first, count, reason = given.get("first"), given.get("count", 1), given.get("reason")
+        await old.scene.sql.execute(
+            "insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, outcome, reason,"
+            " count, fence, trigger, priority, failures, losses, max_attempts, first_for, scheduled_for, ready_at,"
+            " finished_at) select tenant_id, $1, 1, id, version, true, $2, $3, $4, $5, 7, 'schedule', 500, 0, 0, 4, $6,"
+            " $7, $8, $8 from jobs where id = $9",
+            *(new_id(made), "skipped" if reason else "succeeded", None if reason else "succeeded", reason, count),
+            *(first, due, made, job["id"]),
+        )
+
+    for n in range(72):
+        if n in range(20, 30):  # paused over midnight, and resumed at once
+            continue
+        if n not in (5, 40):  # nobody knows of these
+            await occurrence(start + n * hour, start + n * hour + (26 * hour if n == 7 else timedelta(seconds=2)))
+    await occurrence(start + 29 * hour, start + 30 * hour, first=start + 20 * hour, count=10, reason="skipped_paused")
+    spans = [(start, start + 72 * hour, 500), (start, start + 72 * hour, 7), (start + 22 * hour, start + 40 * hour, 3)]
+    before = [await told(old, job, *span) for span in spans]
+    assert len(before[0]) == 63 and len(before[2]) == 11
+    assert sorted(item["status"] for item in before[0] if item["status"] != "ran") == ["missed", "missed", "skipped"]
+    old.scene.db.failpoints = Failpoints("archive.cold=raise")
+    with pytest.raises(InjectedFault):
+        await old.archive()
+    assert [await told(old, job, *span) for span in spans] == before
+    assert await old.archive() == days[:2]
+    assert [await told(old, job, *span) for span in spans] == before
+
+
+async def test_occurrences_that_are_not_kept_are_not_called_missing(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await old.scene.job(schedule={"every": "PT1H"})
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 1)
+    await old.archive()
     asked = {"from": f"{DAY}T00:00:00Z", "to": f"{DAY}T06:00:00Z"}
     path = f"/v1/jobs/{job['id']}/occurrences"
+    age = (await old.scene.now()).date() - DAY
+    await old.scene.sql.execute("update tenants set runs_days = $1", age.days - 1)
     await old.scene.api.get(path, params=asked)
     await old.scene.sql.execute("update jobs set created_at = $1", datetime.combine(DAY, time(), UTC))
     refused = await old.scene.api.get(path, params=asked, expect=422)
-    assert refused["code"] == "archived"
-    await old.scene.api.get(path, params={"from": f"{DAY + timedelta(days=1)}T00:00:00Z"}, expect=200)
+    assert refused["code"] == "expired"
+    await old.scene.sql.execute("update tenants set runs_days = $1", age.days)
+    await old.scene.api.get(path, params=asked)
+
+
+async def test_files_of_before_a_column_came_are_read(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await old.job(name="a")
+    days = [DAY + timedelta(days=d) for d in (-1, 0)]
+    for day in days:
+        await old.make_day(day)
+        await old.rows(job, day, 3)
+    before = await page(old)
+    fewer = {name: kind for name, kind in COLUMNS.items() if name != "spec"}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(archive, "COLUMNS", fewer)
+        rows = archive.SQL["rows"]
+        start, end = (
+            rows.index("h.origin_run_id,") + len("h.origin_run_id"),
+            rows.index("  from history h\n  left join"),
+        )
+        earlier.setitem(archive.SQL, "rows", rows[:start] + "\n" + rows[end:])
+        assert await old.archive(days[1]) == days[:1]
+    assert await old.archive() == days[1:]
+    monkeypatch.setitem(COLUMNS, "of_tomorrow", "VARCHAR")
+    monkeypatch.setattr(cold, "_NO_ROW", f"{cold._NO_ROW}, null::VARCHAR as of_tomorrow")
+    monkeypatch.setitem(
+        history.SQL, "list_cold", history.SQL["list_cold"].replace("$ONLY", "and of_tomorrow is null $ONLY")
+    )
+    assert await page(old) == before
+    assert (
+        await old.scene.api.get(
+            "/v1/reports/runs", params={"from": f"{days[0]}T00:00:00Z", "to": f"{days[1]}T23:00:00Z"}
+        )
+    )["items"][0]["runs"] == 6

@@ -254,9 +254,9 @@ async def test_a_queue_is_told_from_the_pace_of_its_pool(scene: Scene) -> None:
     runs = await scene.ask(await scene.job(), 11)
     await scene.take(1, worker)
     who = await scene.who()
-    slow = await explain.explain(scene.db, who, runs[-1], lambda _: Pace(60, 60.0))
-    fast = await explain.explain(scene.db, who, runs[-1], lambda _: Pace(600, 60.0))
-    unknown = await explain.explain(scene.db, who, runs[-1], lambda _: None)
+    slow = await explain.explain(scene.db, scene.node.parquet, who, runs[-1], lambda _: Pace(60, 60.0))
+    fast = await explain.explain(scene.db, scene.node.parquet, who, runs[-1], lambda _: Pace(600, 60.0))
+    unknown = await explain.explain(scene.db, scene.node.parquet, who, runs[-1], lambda _: None)
     assert [b["code"] for b in slow["blockers"]] == ["busy", "behind"]
     assert slow["blockers"][1]["message"] == "9 runs stand before it"
     now = await scene.now()

@@ -10,7 +10,9 @@ import pytest
 
 from tests.flow.kit import Scene, WorkerHand
 from tocsin.clock import EPOCH, iso
+from tocsin.flow import archive
 from tocsin.flow import search as module
+from tocsin.store.db import connect
 
 Run = dict[str, Any]
 LONG_AGO = time.time() - 3600  # a line is looked for within a day of when it was stored
@@ -153,3 +155,32 @@ async def test_bad_queries_are_refused(scene: Scene, worker: WorkerHand) -> None
     ):
         problem = await scene.api.get(f"/v1/logs/search?{bad}", expect=400)
         assert problem["code"] == code, bad
+
+
+async def test_lines_of_archived_runs_are_found_by_whose_they_are(scene: Scene, worker: WorkerHand) -> None:
+    one = await held(scene, worker, tags={"team": "a"}, retry={"max_attempts": 1})
+    two = await held(scene, worker, tags={"team": "b"}, retry={"max_attempts": 1})
+    await worker.ship(chunk(one, 0, "same word"), chunk(two, 0, "same word too", ts=LONG_AGO + 900))
+    error = {"class": "NoMoney", "message": "none"}
+    await worker.report(finished=[one | {"outcome": "succeeded"}, two | {"outcome": "failed", "error": error}])
+    job = (await scene.run(one["run_id"]))["job_id"]
+    await turn_cold(scene)
+    assert await found(scene, q="same", tag="team:a") == ["same word"]
+    assert await found(scene, q="same", error_class="NoMoney") == ["same word too"]
+    assert await found(scene, q="same", error_class="Other") == []
+    assert await found(scene, run=one["run_id"]) == ["same word"]
+    assert await found(scene, run=one["run_id"], job=job) == ["same word"]
+    assert await found(scene, run=two["run_id"], job=job) == []
+
+
+async def turn_cold(scene: Scene) -> None:
+    """What ended today is archived, and stays so until the test is over."""
+    node = scene.node
+    [today] = await scene.rows("select current_date as day, 'history_' || to_char(now(), 'YYYYMMDD') as name")
+    owner = await connect(node.db.url, "owner")
+    try:
+        table = {"day": today["day"], "name": today["name"], "archived": False, "attached": True, "pending": False}
+        day = archive._Day(node.db, node.objects, node.parquet, owner, table)
+        assert await day._take_out([await scene.value("select id from tenants where slug = 'default'")])
+    finally:
+        await owner.close()

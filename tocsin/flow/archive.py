@@ -5,8 +5,9 @@ its contents; it is read back and compared with the rows; it enters the catalogu
 are there the day enters `archived_days`, and from that commit on it is read from its files. Then the partition is
 detached, which waits for those who still read it but lets nobody wait, and dropped.
 
-A day is closed when no run that was made on it is live: no row of it can come any more, for ids are made of the
-database's present. One that still has a live run stays where it is until that has ended.
+A day is closed to a tenant when none of its runs that were made on it is live: no row of it can come any more, for ids
+are made of the database's present. While some tenant is to have the day in the database, or has such a run, the others'
+rows go by themselves: a file is in use from the commit that deletes what it holds.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
 log = get_logger("archive")
-MOST_ROWS = 500_000  # in one file
-# Where a test may end the archivist, in this order.
+MOST_ROWS, MOST_BYTES = 500_000, 64 << 20  # in one file; bytes as the database has them
+# Where a test may end the archivist, in this order: of a whole day, and of what goes by itself.
 POINTS = ("written", "stored", "proved", "listed", "cold", "detached", "dropped")
+POINTS_OF_PART = ("written", "stored", "proved", "removed", "listed")
+_PATIENCE = 600.0  # seconds for a statement over a large day; nobody waits for it
 
 
 class Bounds(NamedTuple):
@@ -48,11 +51,12 @@ def bounds(day: date) -> Bounds:
 
 
 async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: date) -> list[date]:
-    """Take the days before this one one step after the other; answers those whose partitions went."""
+    """Take what is older than its tenant keeps it in the database one step after the other, `before` being the first
+    day that those keep who do not say; answers the days of which something went."""
     gone = []
     async with _turn(db) as owner:
         for table in await owner.fetch(SQL["days"], before) if owner else ():
-            if await _Day(db, objects, parquet, owner, table).archive():
+            if await _Day(db, objects, parquet, owner, table).archive(before):
                 gone.append(table["day"])
     return gone
 
@@ -60,11 +64,20 @@ async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: 
 @asynccontextmanager
 async def _turn(db: Database) -> AsyncIterator[Connection | None]:
     """A connection as the owner, or none if another archivist is at work."""
-    owner = await connect(db.url, "owner", lock_timeout="2s")
+    owner = await connect(db.url, "owner", lock_timeout="2s", statement_timeout=f"{_PATIENCE:.0f}s")
     try:
         yield owner if await owner.fetchval(SQL["take_turn"]) else None
     finally:
         await owner.close()
+
+
+class _Part(NamedTuple):
+    """A tenant's runs of a day, or some of them, and the file that they are in."""
+
+    tenant_id: int
+    bounds: Bounds
+    file: File
+    rows: int
 
 
 class _Day:
@@ -75,12 +88,16 @@ class _Day:
         self._day: date = table["day"]
         self._bounds = bounds(self._day)
 
-    async def archive(self) -> bool:
-        """Whether it is gone now."""
+    async def archive(self, before: date) -> bool:
+        """Whether something of it has gone."""
         if not self._table["archived"]:
-            if not self._table["attached"] or await self._owner.fetchval(SQL["live"], *self._bounds):
+            if not self._table["attached"]:
                 return False
-            await self._copy()
+            tenants = await self._owner.fetch(SQL["tenants"], *self._bounds, self._day, before)
+            leaving = [row["id"] for row in tenants if row["due"] and not row["live"]]
+            if len(leaving) < len(tenants):
+                return await self._take_out(leaving)
+            await self._turn_cold(leaving)
         if self._table["attached"]:
             await self._ddl(SQL["finalize"] if self._table["pending"] else SQL["detach"])
             await self._point("detached")
@@ -91,22 +108,50 @@ class _Day:
         log.info("a day of history is archived", day=str(self._day))
         return True
 
-    async def _copy(self) -> None:
+    async def _take_out(self, tenants: list[int]) -> bool:
+        """Let the rows of these go, while others stay. Servers of the release before would not find them."""
+        if not tenants or await self._owner.fetchval(SQL["older_servers"]):
+            return False
+        found = False
+        for tenant_id in tenants:
+            async for part in self._parts(tenant_id):
+                async with self._owner.transaction():
+                    removed = await self._owner.fetchval(SQL["remove"], tenant_id, *part.bounds, timeout=_PATIENCE)
+                    if removed != part.rows:
+                        raise ServerFault(f"{part.file.object} does not hold what would go; nothing was deleted")
+                    await self._list(part, in_use=True)
+                    await self._point("removed")
+                await self._point("listed")
+                found = True
+        return found
+
+    async def _turn_cold(self, tenants: list[int]) -> None:
         await self._owner.execute(SQL["forget_files"], self._day)
-        for row in await self._owner.fetch(SQL["tenants"], *self._bounds):
-            lower: str | None = self._bounds.lower
-            while lower is not None:
-                following = await self._owner.fetchval(SQL["part_end"], row["id"], lower, self._bounds.upper, MOST_ROWS)
-                await self._copy_part(row["id"], Bounds(lower, following or self._bounds.upper))
-                lower = following
-        if await self._owner.fetchval(SQL["turn_cold"], self._day, *self._bounds) is None:
+        for tenant_id in tenants:
+            async for part in self._parts(tenant_id):
+                await self._list(part, in_use=False)
+                await self._point("listed")
+        if await self._owner.fetchval(SQL["turn_cold"], self._day, *self._bounds, timeout=_PATIENCE) is None:
             raise ServerFault(f"the archive of {self._day} lacks rows; nothing was dropped")
         await self._point("cold")
 
-    async def _copy_part(self, tenant_id: int, part: Bounds) -> None:
+    async def _parts(self, tenant_id: int) -> AsyncIterator[_Part]:
+        """All that the tenant has of the day, in files, proved; none if it has nothing."""
+        lower: str | None = self._bounds.lower
+        while lower is not None:
+            part_of = (tenant_id, lower, self._bounds.upper, MOST_ROWS, MOST_BYTES)
+            following = await self._owner.fetchval(SQL["part_end"], *part_of, timeout=_PATIENCE)
+            part = await self._store(tenant_id, Bounds(lower, following or self._bounds.upper))
+            if part.rows:
+                yield part
+            lower = following
+
+    async def _store(self, tenant_id: int, part: Bounds) -> _Part:
         with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as folder:
             rows = Path(folder, "rows.csv")
-            await self._owner.copy_from_query(SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N")
+            await self._owner.copy_from_query(
+                SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N", timeout=_PATIENCE
+            )
             data = await self._parquet.write(rows, COLUMNS)
         await self._point("written")
         checksum = hashlib.sha256(data).digest()
@@ -115,19 +160,24 @@ class _Day:
         await self._point("stored")
         count = await self._prove(tenant_id, part, file)
         await self._point("proved")
-        await self._owner.execute(SQL["add_file"], tenant_id, self._day, file.object, count, file.size, checksum)
-        await self._point("listed")
+        return _Part(tenant_id, part, file, count)
 
     async def _prove(self, tenant_id: int, part: Bounds, file: File) -> int:
         """How many rows the stored file has, which are those of the database."""
         [found] = await self._parquet.query_stored(SQL["proof_of_file"], file)
-        wanted = await self._owner.fetchrow(SQL["proof"], tenant_id, *part)
+        wanted = await self._owner.fetchrow(SQL["proof"], tenant_id, *part, timeout=_PATIENCE)
         if (found["rows"], found["digest"]) != (wanted["rows"], wanted["digest"]):
             raise ServerFault(f"{file.object} does not hold the rows it was made of; nothing was dropped")
         return int(found["rows"])
 
+    async def _list(self, part: _Part, in_use: bool) -> None:
+        file = part.file
+        await self._owner.execute(
+            SQL["add_file"], part.tenant_id, self._day, file.object, part.rows, file.size, file.checksum, in_use
+        )
+
     async def _ddl(self, statement: str) -> None:
-        await self._owner.execute(statement.replace("$NAME", self._table["name"]))
+        await self._owner.execute(statement.replace("$NAME", self._table["name"]), timeout=_PATIENCE)
 
     async def _point(self, name: str) -> None:
         await self._db.failpoints.hit(f"archive.{name}")

@@ -4,45 +4,71 @@
 select pg_try_advisory_lock(hashtext('tocsin.archive'))
 
 -- :name days
--- Tables of days before $1, attached or not, the oldest first.
+-- Tables of days of which some tenant need not keep its rows here, attached or not: that which is being detached first,
+-- for no other can be meanwhile, then the oldest. $1: the first day that tenants keep who do not say.
 select c.relname::text as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day, i.inhrelid is not null as attached,
        coalesce(i.inhdetachpending, false) as pending, d.day is not null as archived
   from pg_class c
   left join pg_inherits i on i.inhrelid = c.oid
   left join archived_days d on d.day = to_date(right(c.relname, 8), 'YYYYMMDD')
  where c.relnamespace = 'tocsin'::regnamespace and c.relkind = 'r' and c.relname ~ '^history_[0-9]{8}$'
-   and to_date(right(c.relname, 8), 'YYYYMMDD') < $1
- order by c.relname
-
--- :name live
--- Whether a run of the day is still to end: then its rows are not all there. $1, $2: its bounds.
-select exists (select from runs where id >= $1::uuid and id < $2::uuid)
+   and to_date(right(c.relname, 8), 'YYYYMMDD')
+       < (select greatest($1::date, (now() at time zone 'UTC')::date - min(t.hot_days)) from tenants t)
+ order by pending desc, c.relname
 
 -- :name tenants
-select t.id from tenants t
+-- Who has rows of a day here, or runs whose rows are still to come; and whose time with it is over.
+--   $1 $2 its bounds  $3 the day  $4 the first day that those keep who do not say
+select t.id, r.found as live,
+       $3::date < coalesce((now() at time zone 'UTC')::date - t.hot_days, $4::date) as due
+  from tenants t
+  left join lateral (
+        select true as found from history h
+         where h.tenant_id = t.id and h.run_id >= $1::uuid and h.run_id < $2::uuid limit 1) h on true
  cross join lateral (
-        select from history h where h.tenant_id = t.id and h.run_id >= $1::uuid and h.run_id < $2::uuid limit 1) h
+        select exists (select from runs r where r.tenant_id = t.id and r.id >= $1::uuid and r.id < $2::uuid) as found) r
+ where h.found or r.found
  order by t.id
 
+-- :name older_servers
+select exists (select from servers where newest_migration < '0044' and seen_at > now() - interval '1 minute')
+
 -- :name part_end
--- Where a part of $4 rows or a little more ends that begins at $2, null if the day is over before: a run is in one part.
-select h.run_id::text from history h
- where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid
- order by h.run_id, h.attempt
-offset $4
+-- Where a part of $4 rows or $5 bytes ends that begins at $2, null if the day is over before: a run is in one part.
+select p.run_id::text
+  from (select h.run_id, row_number() over in_order as row,
+               sum(200 + coalesce(pg_column_size(h.error), 0) + coalesce(pg_column_size(h.usage), 0)
+                   + coalesce(pg_column_size(h.result), 0) + coalesce(pg_column_size(h.args), 0)
+                   + coalesce(pg_column_size(h.tags), 0)
+                   + coalesce((select pg_column_size(j.spec) from jobs j
+                                where j.tenant_id = h.tenant_id and j.id = h.job_id and j.once limit 1), 0))
+                   over in_order as bytes
+          from history h
+         where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid
+        window in_order as (order by h.run_id, h.attempt rows unbounded preceding)) p
+ where (p.row > $4 or p.bytes > $5) and p.run_id > $2::uuid
  limit 1
 
 -- :name rows
--- In the order of COLUMNS. What is known of the job is written beside the run, for the job may go.
+-- In the order of COLUMNS. What is known of the job is written beside the run, for the job may go: its document beside
+-- the first run of each version.
+with first as materialized (
+    select distinct on (h.job_id, h.job_version) h.job_id, h.job_version, h.run_id, h.attempt
+      from history h
+     where h.tenant_id = $1::int and h.run_id >= $2::uuid and h.run_id < $3::uuid
+     order by h.job_id, h.job_version, h.run_id, h.attempt
+)
 select h.tenant_id, h.run_id, h.attempt, h.job_id, j.name, j.pool, h.job_version, h.final, h.state, h.outcome, h.reason,
        h.count, h.fence, h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.first_for at time zone 'UTC',
        h.scheduled_for at time zone 'UTC', h.ready_at at time zone 'UTC', h.started_at at time zone 'UTC',
        h.finished_at at time zone 'UTC', h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args,
        h.tags::text, h.origin_run_id,
-       case when j.version = h.job_version then j.spec
+       case when f.run_id is null then null
+            when j.version = h.job_version then j.spec
             else (select v.spec::text from job_versions v
                    where v.tenant_id = h.tenant_id and v.job_id = h.job_id and v.version = h.job_version) end
   from history h
+  left join first f on f.run_id = h.run_id and f.attempt = h.attempt
   left join lateral (
         select j.name, j.version, j.spec, l.pool from jobs j join lanes l on l.id = j.lane_id
          where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
@@ -84,18 +110,27 @@ select count(*) as rows, sum(('0x' || left(md5(
           from read_parquet($FILES)) h
 
 -- :name add_file
-insert into archives (tenant_id, day, object, rows, bytes, checksum) values ($1, $2, $3, $4, $5, $6)
-    on conflict do nothing
+-- $7: from now on it is read.
+insert into archives (tenant_id, day, object, rows, bytes, checksum, cold_at)
+values ($1, $2, $3, $4, $5, $6, case when $7 then now() end)
 
 -- :name forget_files
 -- Of a try that did not come to an end. What they named is written again under the same names, or lies there unread.
-delete from archives a where a.day = $1 and not exists (select from archived_days d where d.day = a.day)
+delete from archives a
+ where a.day = $1 and a.cold_at is null and not exists (select from archived_days d where d.day = a.day)
+
+-- :name remove
+-- What a file holds of a tenant's day; answers how many rows.
+with removed as (
+    delete from history h where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid returning 1
+)
+select count(*) from removed
 
 -- :name turn_cold
--- From this commit on the day is read from its files. All of it must be there.
+-- From this commit on the day is read from its files. All of it must be there, but for what is in use already.
 insert into archived_days (day)
 select $1
- where (select coalesce(sum(a.rows), 0) from archives a where a.day = $1)
+ where (select coalesce(sum(a.rows), 0) from archives a where a.day = $1 and a.cold_at is null)
      = (select count(*) from history h where h.run_id >= $2::uuid and h.run_id < $3::uuid)
 returning day
 

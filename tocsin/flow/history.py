@@ -127,7 +127,7 @@ async def _add_archived(
     asked = {name: value for name, value in given.items() if value is not None}
     only = " ".join(condition for name, condition in _ONLY.items() if name in asked)
     for number, wave in enumerate(cold.waves(found), 1):
-        rows = await parquet.query(SQL["list_cold"].replace("$ONLY", only), [file.file for file in wave], asked)
+        rows = await cold.query(parquet, SQL["list_cold"].replace("$ONLY", only), wave, asked)
         runs |= {row["id"]: run_document(row) for row in rows}
         looked_through = lowest_id(datetime.combine(wave[-1].day, time(), UTC))
         if sum(id_ >= looked_through for id_ in runs) >= given["most"]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import InvalidInput, NotFound
-from tocsin.flow.shared import calendars
+from tocsin.flow.shared import calendars, cold
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
 from tocsin.model.ids import instant_of, lowest_id
@@ -20,9 +21,10 @@ from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, timetable
 from tocsin.model.timetable import TICK, Never, Once, Timetable, within
 from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.parquet import Parquet
 from tocsin.wire import decode_job_spec
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, cold.SQL)
 MOST_VERSIONS = 1000
 # Farther ahead nobody looks whether a schedule has come to the end of its `max_runs`.
 MOST_COUNTED = 10_000
@@ -31,6 +33,7 @@ _SLACK = timedelta(minutes=2)
 # More than the occurrences there may be in that time.
 _MORE = 300
 _NOBODY = "00000000-0000-0000-0000-000000000000"
+_COLUMNS = ("id", "first", "last", "count", "state", "reason", "live", "started")  # of a record, in order
 
 
 class Page(NamedTuple):
@@ -40,47 +43,88 @@ class Page(NamedTuple):
     more: Place | None
 
 
-async def occurrences(
-    db: Database, who: Identity, job_id: str, from_: datetime, to: datetime, place: Place | None, limit: int
-) -> Page:
-    """All that a job owes from `from_` on and before `to`, behind a place; work grows with what is answered."""
+class Asked(NamedTuple):
+    """What a job owes from one instant on and before another, behind a place if there is one; how much of it."""
+
+    job_id: str
+    from_: datetime
+    to: datetime
+    place: Place | None
+    limit: int
+
+    @property
+    def start(self) -> tuple[datetime, str]:
+        """Records come after this one."""
+        return (self.from_, _NOBODY) if self.place is None else self.place[:2]
+
+
+async def occurrences(db: Database, parquet: Parquet, who: Identity, asked: Asked, runs_days: int) -> Page:
+    """Some of it; work grows with what is answered. `runs_days`: how long runs are kept unless the tenant says."""
+    kept_since = await db.fetchval("engine", SQL["kept_since"], who.tenant_id, runs_days)
     async with db.tenant(who.tenant_id, "occurrences") as connection:
         await connection.execute(SQL["steady"])
-        job = await connection.fetchrow(SQL["job"], who.tenant_id, job_id)
+        job = await connection.fetchrow(SQL["job"], who.tenant_id, asked.job_id)
         if job is None:
             raise NotFound("there is no such job")
-        _refuse_archived(await connection.fetchval(SQL["archived_until"]), from_, job["created_at"])
+        _refuse_expired(kept_since, asked.from_, job["created_at"])
         known = await calendars.named_by(connection, who.tenant_id, _schedule(job))
-        versions = await connection.fetch(SQL["versions"], who.tenant_id, job_id, MOST_VERSIONS)
-        records = await _records(connection, (who.tenant_id, job_id), place or from_, to, limit + 1)
-    start = place or Place(from_, _NOBODY, from_ - TICK)
-    found = list(
-        islice(tell(records, _owed(who, job_id, job, versions, known and known.calendar), start, to), limit + 1)
-    )
-    more = found[limit - 1][1] if len(found) > limit else None
-    return Page([told for told, _ in found[:limit]], more)
+        versions = await connection.fetch(SQL["versions"], who.tenant_id, asked.job_id, MOST_VERSIONS)
+        hot = await _records(connection, who.tenant_id, asked)
+        # No id is older than the instants it stands for; it may be much younger.
+        first = max(asked.start[0] - _SLACK, job["created_at"]).date()
+        files = await cold.files(connection, [who.tenant_id], first, cold.LAST_DAY)
+    records = hot if not files else await _and_archived(parquet, who.tenant_id, asked, files, hot)
+    start = asked.place or Place(asked.from_, _NOBODY, asked.from_ - TICK)
+    owed = _owed(who, asked.job_id, job, versions, known and known.calendar)
+    found = list(islice(tell(records, owed, start, asked.to), asked.limit + 1))
+    more = found[asked.limit - 1][1] if len(found) > asked.limit else None
+    return Page([told for told, _ in found[: asked.limit]], more)
 
 
-def _refuse_archived(until: datetime | None, from_: datetime, created_at: datetime) -> None:
-    """What became of occurrences that are archived is not looked up: to call them missing would be a lie."""
-    if until is not None and from_ < until and created_at < until:
-        raise InvalidInput.field("from", "archived", f"what is before {iso(until)} is archived; list its runs instead")
+def _refuse_expired(kept_since: datetime | None, from_: datetime, created_at: datetime) -> None:
+    """Of what is not kept any more nobody knows what became of it: to call it missing would be a lie."""
+    if kept_since is not None and from_ < kept_since and created_at < kept_since:
+        raise InvalidInput.field("from", "expired", f"what became of runs before {iso(kept_since)} is not kept")
 
 
-async def _records(
-    connection: Connection, job: tuple[int, str], start: Place | datetime, to: datetime, most: int
-) -> list[Record]:
-    """The records behind a place, or from an instant on, in order: `most` of them at least, if there are so many."""
-    first, id_ = (start, _NOBODY) if isinstance(start, datetime) else start[:2]
-    ids = lowest_id(first - _SLACK), lowest_id(to + _SLACK)
-    rows = await connection.fetch(SQL["records"], *job, first, id_, to, *ids, most, most + _MORE)
+async def _records(connection: Connection, tenant_id: int, asked: Asked) -> list[Record]:
+    """The records behind a place, or from an instant on, in order: a page of them at least, if there are so many."""
+    job, most = (tenant_id, asked.job_id), asked.limit + 1
+    ids = lowest_id(asked.start[0] - _SLACK), lowest_id(asked.to + _SLACK)
+    rows = await connection.fetch(SQL["records"], *job, *asked.start, asked.to, *ids, most, most + _MORE)
     by_id = [row["id"] for row in rows if row["by_id"]]
     if len(by_id) == most + _MORE:  # behind the last of them may be one that comes before it
         known_until = instant_of(max(by_id)) - _SLACK
         rows = [row for row in rows if row["first"] < known_until]
-    if isinstance(start, datetime):
-        rows += await connection.fetch(SQL["begun_before"], *job, start)
-    return sorted((Record(*row[:8]) for row in rows), key=lambda record: (record.first, record.id))
+    if asked.place is None:
+        rows += await connection.fetch(SQL["begun_before"], *job, asked.from_)
+    return _in_order(rows)
+
+
+async def _and_archived(
+    parquet: Parquet, tenant_id: int, asked: Asked, files: list[cold.Archived], hot: list[Record]
+) -> list[Record]:
+    """The same with those in files; of a day that is on its way there, some are in both."""
+    first, id_ = asked.start
+    given = {
+        "tenant": tenant_id,
+        "job": asked.job_id,
+        "first": first.astimezone(UTC).replace(tzinfo=None),
+        "id": id_,
+        "before": asked.to.astimezone(UTC).replace(tzinfo=None),
+        "afresh": asked.place is None,
+        "most": asked.limit + 1,
+    }
+    archived = _in_order(await cold.query(parquet, SQL["records_in_files"], files, given))
+    return _sorted({record.id: record for record in (*archived, *hot)}.values())
+
+
+def _in_order(rows: Iterable[Row]) -> list[Record]:
+    return _sorted(Record(*(row[name] for name in _COLUMNS)) for row in rows)
+
+
+def _sorted(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: (record.first, record.id))
 
 
 def _owed(who: Identity, job_id: str, job: Row, versions: list[Row], calendar: Calendar | None) -> Owed:

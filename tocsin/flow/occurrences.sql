@@ -60,9 +60,28 @@ union all
   order by h.run_id
   limit $9)
 
--- :name archived_until
--- The first instant after which all history is in the database.
-select (max(day) + 1)::timestamp at time zone 'UTC' from archived_days
+-- :name records_in_files
+-- The same of archived days, in DuckDB. `$afresh`: with the counted row that begins before `$first` and reaches it.
+select run_id::varchar as id, coalesce(first_for, scheduled_for) as first, scheduled_for as last,
+       case when first_for is null then 1 else count end as count, state, reason, false as live,
+       first_for is null and (outcome is not null or attempt > 1) as started
+  from
+-- :include rows_of_files
+ where tenant_id = $tenant and job_id = $job::uuid and (first_for is not null or trigger = 'schedule' and final)
+   and coalesce(first_for, scheduled_for) < $before
+   and (coalesce(first_for, scheduled_for) > $first
+        or coalesce(first_for, scheduled_for) = $first and run_id > $id::uuid
+        or $afresh and first_for is not null and scheduled_for >= $first)
+ order by 2, 1
+ limit $most
+
+-- :name kept_since
+-- From when on nothing that was archived has gone; null if nothing has. $2: for how many days runs are kept of tenants
+-- that do not say.
+select k.day::timestamp at time zone 'UTC'
+  from tenants t
+ cross join lateral (select (now() at time zone 'UTC')::date - coalesce(t.runs_days, $2::int) as day) k
+ where t.id = $1 and exists (select from archived_days d where d.day < k.day)
 
 -- :name begun_before
 -- The counted row that begins before an instant and reaches it, if there is one.

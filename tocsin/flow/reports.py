@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import lowest_id
 from tocsin.model.reports import IN_ORDER, Kind, Span, percentile, success_rate
 from tocsin.store.db import Connection, Database, Row, Sql
-from tocsin.store.parquet import File, Parquet
+from tocsin.store.parquet import Parquet
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, cold.SQL)
 MOST_ROWS = 1_000_000  # of history that one report reads in the database: the newest
 MOST_ARCHIVED = 20_000_000  # and in files
 STATES = ("succeeded", "dead", "cancelled", "expired", "skipped")
 Item = dict[str, Any]
+Opened = Callable[[], AbstractAsyncContextManager[Connection]]
 
 
 class Asked(NamedTuple):
@@ -31,40 +33,37 @@ class Asked(NamedTuple):
 
 
 class _Reader:
-    """Counts what one caller may see, of one moment, in the database and in files."""
+    """Counts what one caller may see, in the database and in files."""
 
-    def __init__(self, connection: Connection, parquet: Parquet, tenants: Sequence[int], asked: Asked) -> None:
-        self._connection = connection
+    def __init__(self, opened: Opened, parquet: Parquet, tenants: Sequence[int], asked: Asked) -> None:
+        self._opened = opened
         self._parquet = parquet
         self._tenants = list(tenants)
         self._span = asked.span
         start, end = asked.span
         self._scope = (self._tenants, lowest_id(start), lowest_id(end), MOST_ROWS, asked.by)
-        self._files: list[File] | None = None
         self.complete = True
 
     async def count(self, statement: str, *more: Any) -> list[Row]:
-        rows: list[Row] = await self._connection.fetch(statement.replace("$ROWS", SQL["hot"]), *self._scope, *more)
+        """What a statement counts: in the database, in a transaction that is not kept waiting for files, and in those
+        files that were the rest at the same moment."""
+        async with self._opened() as connection:
+            rows: list[Row] = await connection.fetch(statement.replace("$ROWS", SQL["hot"]), *self._scope, *more)
+            # After the first look at the database, which holds on to the partitions that it saw.
+            found = await cold.files(connection, self._tenants, self._span.start.date(), self._span.end.date())
         if rows and rows[0].get("scanned", 0) >= MOST_ROWS:
             self.complete = False
-        # After the first look at the database, which holds on to the partitions that it saw.
-        files = await self._archived()
-        if files:
-            rows += await self._parquet.query(
-                statement.replace("$ROWS", SQL["cold"]),
-                files,
-                (*self._scope[:3], MOST_ARCHIVED, self._scope[4], *more),
-            )
+        if files := self._newest(found):
+            scope = (*self._scope[:3], MOST_ARCHIVED, self._scope[4])
+            rows += await cold.query(self._parquet, statement.replace("$ROWS", SQL["cold"]), files, (*scope, *more))
         return rows
 
-    async def _archived(self) -> list[File]:
-        """The files to be read, the newest, as far as there are not too many rows in them."""
-        if self._files is None:
-            found = await cold.files(self._connection, self._tenants, self._span.start.date(), self._span.end.date())
-            room = accumulate(archived.rows for archived in found)
-            self._files = [archived.file for archived, rows in zip(found, room, strict=True) if rows <= MOST_ARCHIVED]
-            self.complete &= len(self._files) == len(found)
-        return self._files
+    def _newest(self, found: Sequence[cold.Archived]) -> list[cold.Archived]:
+        """Those to be read, as far as there are not too many rows in them."""
+        room = accumulate(archived.rows for archived in found)
+        chosen = [archived for archived, rows in zip(found, room, strict=True) if rows <= MOST_ARCHIVED]
+        self.complete &= len(chosen) == len(found)
+        return chosen
 
 
 async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, asked: Asked) -> dict[str, Any]:
@@ -74,22 +73,17 @@ async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, aske
         "failures": _failures,
         "utilisation": _utilisation,
     }[kind]
-    await _bring_files(db, parquet, who, asked)
     if kind == "utilisation" and who.bound_to is None:
         slugs = {str(row["id"]): row["slug"] for row in await db.fetch("engine", SQL["tenants"])}
-        async with db.transaction("reports") as connection:
-            await connection.execute(SQL["steady"])
-            reader = _Reader(connection, parquet, [int(id_) for id_ in slugs], asked)
-            items = await make(reader, asked)
+        reader = _Reader(lambda: _of_all(db), parquet, [int(id_) for id_ in slugs], asked)
     else:
         slugs = {str(who.tenant_id): who.tenant}
-        async with db.snapshot(who.tenant_id, "reports") as connection:
-            reader = _Reader(connection, parquet, [who.tenant_id], asked)
-            items = await make(reader, asked)
-            if asked.by == "job":
-                await _name_jobs(connection, who, items)
+        reader = _Reader(lambda: db.snapshot(who.tenant_id, "reports"), parquet, [who.tenant_id], asked)
+    items = await make(reader, asked)
     if kind == "utilisation":
         await _offer(db, asked, items, slugs)
+    if asked.by == "job":
+        await _name_jobs(db, who, items)
     return {
         "report": kind,
         "by": asked.by,
@@ -100,11 +94,12 @@ async def report(db: Database, parquet: Parquet, who: Identity, kind: Kind, aske
     }
 
 
-async def _bring_files(db: Database, parquet: Parquet, who: Identity, asked: Asked) -> None:
-    """Have the caller's own files at hand before a transaction is begun, which should not wait for them."""
-    async with db.snapshot(who.tenant_id, "reports") as connection:
-        found = await cold.files(connection, [who.tenant_id], asked.span.start.date(), asked.span.end.date())
-    await parquet.bring([archived.file for archived in found])
+@asynccontextmanager
+async def _of_all(db: Database) -> AsyncIterator[Connection]:
+    """One moment of all tenants."""
+    async with db.transaction("reports") as connection:
+        await connection.execute(SQL["steady"])
+        yield connection
 
 
 async def _runs(reader: _Reader, asked: Asked) -> list[Item]:
@@ -170,8 +165,9 @@ def _foremost(groups: Iterable[str], asked: Asked, key: Callable[[str], Any]) ->
     return sorted(groups, key=lambda name: (-key(name), name))[: asked.most]
 
 
-async def _name_jobs(connection: Connection, who: Identity, items: list[Item]) -> None:
-    rows = await connection.fetch(SQL["job_names"], who.tenant_id, [item["key"] for item in items])
+async def _name_jobs(db: Database, who: Identity, items: list[Item]) -> None:
+    async with db.tenant(who.tenant_id, "reports") as connection:
+        rows = await connection.fetch(SQL["job_names"], who.tenant_id, [item["key"] for item in items])
     names = {row["key"]: row["label"] for row in rows}
     for item in items:
         item["label"] = names.get(item["key"]) or item["label"]

@@ -43,7 +43,9 @@ select h.run_id::varchar as run_id, h.final, h.state, h.outcome, h.count, h.read
            else 'total' end as key,
        case when $5::varchar = 'job' then h.job_name end as label
   from (select *, epoch_ms(('0x' || replace(left(run_id::varchar, 13), '-', ''))::bigint) as made
-          from read_parquet($FILES)) h
+          from
+-- :include rows_of_files
+) h
  where list_contains($1::int[], h.tenant_id) and h.run_id >= $2::uuid and h.run_id < $3::uuid
  limit $4
 

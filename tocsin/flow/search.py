@@ -15,6 +15,7 @@ import msgspec
 
 from tocsin.clock import EPOCH
 from tocsin.errors import BadRequest
+from tocsin.flow.shared import cold
 from tocsin.flow.shared.segments import (
     Frame,
     decode,
@@ -29,9 +30,10 @@ from tocsin.model.ids import lowest_id, parse_id
 from tocsin.model.logsearch import Query, folded
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
+from tocsin.store.parquet import Parquet
 from tocsin.wire import LogLine
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, cold.SQL)
 CURSOR_LASTS = timedelta(minutes=50)  # less than a segment stays that was replaced
 
 _AT_ONCE = 16
@@ -130,11 +132,19 @@ class _Hit(NamedTuple):
         return about | shown(self.seq, self.line)
 
 
+class Stores(NamedTuple):
+    """Where there is something to be found: lines in objects, and whose they are in the database or the archive."""
+
+    db: Database
+    objects: ObjectStore
+    parquet: Parquet
+
+
 async def search(
-    db: Database, objects: ObjectStore, tenant_id: int, wanted: Wanted, cursor: Cursor | RunCursor | None, limit: int
+    stores: Stores, tenant_id: int, wanted: Wanted, cursor: Cursor | RunCursor | None, limit: int
 ) -> Found:
     """The next lines that fit, `limit` at most."""
-    searching = _Search(db, objects, tenant_id, wanted, limit)
+    searching = _Search(stores, tenant_id, wanted, limit)
     if wanted.run_id is not None:
         if isinstance(cursor, Cursor):
             raise BadRequest("this cursor is of another search", code="invalid_cursor")
@@ -145,8 +155,9 @@ async def search(
 
 
 class _Search:
-    def __init__(self, db: Database, objects: ObjectStore, tenant_id: int, wanted: Wanted, limit: int) -> None:
-        self._db, self._objects, self._tenant_id, self._wanted, self._limit = db, objects, tenant_id, wanted, limit
+    def __init__(self, stores: Stores, tenant_id: int, wanted: Wanted, limit: int) -> None:
+        self._db, self._objects, self._parquet = stores
+        self._tenant_id, self._wanted, self._limit = tenant_id, wanted, limit
         self._words = wanted.words
         self._lines: list[dict[str, Any]] = []
         self._bytes = 0
@@ -224,17 +235,28 @@ class _Search:
 
     async def _fitting(self, hits: list[_Hit], whose: bool = False) -> list[_Hit]:
         """Those whose runs fit, too; `whose`: look up their jobs."""
-        wanted = self._wanted
-        if not hits or not (whose or wanted.tag or wanted.error_class):
+        if not hits or not (whose or self._wanted.tag or self._wanted.error_class):
             return hits
-        attempts = list({(hit.run_id, hit.attempt) for hit in hits})
-        tag = msgspec.json.encode(wanted.tag).decode() if wanted.tag else None
-        async with self._db.tenant(self._tenant_id, "search") as connection:
-            rows = await connection.fetch(
-                SQL["fitting"], self._tenant_id, *columns(attempts, 2), wanted.error_class, tag, wanted.job_id
-            )
-        jobs = {(row["run_id"], row["attempt"]): row["job_id"] for row in rows}
+        jobs = await self._jobs({(hit.run_id, hit.attempt) for hit in hits})
         return [hit._replace(job_id=jobs[hit.run_id, hit.attempt]) for hit in hits if (hit.run_id, hit.attempt) in jobs]
+
+    async def _jobs(self, attempts: set[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """The jobs of those attempts that fit, be they in the database or, days later, in the archive."""
+        wanted = self._wanted
+        tag = msgspec.json.encode(wanted.tag).decode() if wanted.tag else None
+        asked = (*columns(list(attempts), 2), wanted.error_class, tag, wanted.job_id)
+        async with self._db.tenant(self._tenant_id, "search") as connection:
+            rows = await connection.fetch(SQL["fitting"], self._tenant_id, *asked)
+            # After them: what is archived in between is found twice, and not never.
+            lost = attempts - {(row["run_id"], row["attempt"]) for row in rows}
+            days = [cold.day_of(run_id) for run_id, _ in lost]
+            found = await cold.files(connection, [self._tenant_id], min(days), max(days)) if days else []
+        jobs = {(row["run_id"], row["attempt"]): row["job_id"] for row in rows if row["fits"]}
+        for wave in cold.waves([archived for archived in found if archived.day in days]):
+            given = (self._tenant_id, *columns(list(lost), 2), *asked[2:])
+            rows = await cold.query(self._parquet, SQL["fitting_in_files"], wave, given)
+            jobs |= {(row["run_id"], row["attempt"]): row["job_id"] for row in rows}
+        return jobs
 
 
 def _matching(wanted: Wanted, data: bytes, start: int, frames: Iterable[Frame]) -> list[_Hit]:

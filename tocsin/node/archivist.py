@@ -3,7 +3,7 @@ to keep them any longer."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from tocsin.flow import archive, retention
 from tocsin.node.loop import Loop
@@ -14,6 +14,7 @@ from tocsin.store.parquet import Parquet
 from tocsin.telemetry import LOOP_ERRORS, get_logger
 
 log = get_logger("archivist")
+NEVER = datetime.min.replace(tzinfo=UTC)  # all that ended before it may go
 _PAUSE, _AGAIN = 600.0, 60.0  # seconds between looks, and after one that failed; nothing waits for it
 
 
@@ -40,8 +41,8 @@ class Archivist(Loop):
         return _PAUSE
 
     async def _take_turn(self) -> None:
-        if self._settings.hot_days:
-            ended = await self._db.read_clock() - timedelta(days=self._settings.hot_days)
-            if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
-                await retention.forget_jobs(self._db, ended)
+        hot_days = self._settings.hot_days
+        ended = await self._db.read_clock() - timedelta(days=hot_days) if hot_days else NEVER
+        if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
+            await retention.forget_jobs(self._db, ended)
         await retention.expire(self._db, self._objects, self._settings.runs_days)

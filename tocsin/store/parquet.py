@@ -30,6 +30,7 @@ _THREADS = 2  # queries at a time; each is bound to one core
 _MEMORY = "256MB"
 _COPIES = 8  # files on their way here at a time
 _SECONDS = 15.0  # a query may take, as one of the database
+_WORK_SECONDS = 600.0  # to write and prove a file may take: nobody waits for it
 _KEPT_BYTES = 1 << 30  # of copies
 _KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
 _CONFIG: dict[str, Any] = {
@@ -70,11 +71,11 @@ class Parquet:
         listed = "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
         return await self._in_thread(sql.replace("$FILES", listed), given)
 
-    async def _in_thread(self, sql: str, given: Given = ()) -> list[dict[str, Any]]:
+    async def _in_thread(self, sql: str, given: Given = (), seconds: float = _SECONDS) -> list[dict[str, Any]]:
         cursors: list[Any] = []
         asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, cursors, sql, given)
         try:
-            return await asyncio.wait_for(asyncio.shield(asked), _SECONDS)
+            return await asyncio.wait_for(asyncio.shield(asked), seconds)
         except TimeoutError:
             raise Contention("reading the archive took too long; ask for less", code="archive_slow") from None
         finally:
@@ -135,7 +136,7 @@ class Parquet:
 
     def _keep(self, copy: Path, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        kept = sorted((found.stat().st_mtime, found.stat().st_size, found) for found in self._folder.glob("*.parquet"))
+        kept = sorted((*looks, found) for found in self._folder.glob("*.parquet") for looks in _looks(found))
         room = _KEPT_BYTES - len(data) - sum(size for _, size, _ in kept)
         for used, size, found in kept:
             if room >= 0 or used > time.time() - _KEPT_SECONDS:
@@ -154,21 +155,33 @@ class Parquet:
         types = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items()) + "}"
         made = rows.with_suffix(".parquet")
         sql = SQL["write"].replace("$COLUMNS", types).replace("$FROM", str(rows)).replace("$TO", str(made))
-        await self._in_thread(sql)
+        await self._in_thread(sql, seconds=_WORK_SECONDS)
         await asyncio.to_thread(rows.unlink)
         return await asyncio.to_thread(made.read_bytes)
 
     async def query_stored(self, sql: str, file: File) -> list[dict[str, Any]]:
         """The same as `query`, of what the store has, not of a copy."""
-        data = await self.fetch(file)
+        return await self.query_bytes(sql, await self.fetch(file))
+
+    async def query_bytes(self, sql: str, data: bytes, given: Given = ()) -> list[dict[str, Any]]:
+        """The same of a file that is at hand, whatever it is."""
         with tempfile.NamedTemporaryFile(prefix="tocsin-proof-", suffix=".parquet") as back:
             await asyncio.to_thread(_fill, back, data)
-            return await self._in_thread(sql.replace("$FILES", f"['{back.name}']"))
+            return await self._in_thread(sql.replace("$FILES", f"['{back.name}']"), given, _WORK_SECONDS)
 
 
 def _fill(file: IO[bytes], data: bytes) -> None:
     file.write(data)
     file.flush()
+
+
+def _looks(copy: Path) -> list[tuple[float, int]]:
+    """When it was used and how large it is; nothing if somebody else has just let it go."""
+    try:
+        found = copy.stat()
+    except FileNotFoundError:
+        return []
+    return [(found.st_mtime, found.st_size)]
 
 
 def _touch(copy: Path) -> bool:

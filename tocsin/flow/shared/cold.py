@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ COLUMNS = {
     **{"result": "VARCHAR", "args": "VARCHAR", "tags": "VARCHAR", "origin_run_id": "UUID", "spec": "VARCHAR"},
 }
 FIRST_DAY, LAST_DAY = date(1970, 1, 1), date(9999, 12, 31)
+_NO_ROW = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())
 _WAVE = 32  # files of one query
 
 
@@ -35,11 +36,18 @@ class Archived(NamedTuple):
 
 
 async def files(connection: Connection, tenants: Sequence[int], first: date, last: date) -> list[Archived]:
-    """What there is of these days, the newest first."""
+    """What there is of these days, both included, the newest first."""
     return [
         Archived(row["day"], row["rows"], File(row["object"], row["bytes"], row["checksum"]))
         for row in await connection.fetch(SQL["files"], list(tenants), first, last)
     ]
+
+
+async def query(
+    parquet: Parquet, statement: str, found: Sequence[Archived], given: Sequence[Any] | Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of a statement over `rows_of_files`."""
+    return await parquet.query(statement.replace("$NO_ROW", _NO_ROW), [archived.file for archived in found], given)
 
 
 def waves(found: Sequence[Archived]) -> Iterator[list[Archived]]:
@@ -75,5 +83,4 @@ async def attempts_of(db: Database, parquet: Parquet, who: Identity, run_id: str
         found = await files(connection, [who.tenant_id], day, day)
     if not found:
         return []
-    named = {"tenant": who.tenant_id, "run": run_id}
-    return await parquet.query(SQL["run"], [archived.file for archived in found], named)
+    return await query(parquet, SQL["run"], found, {"tenant": who.tenant_id, "run": run_id})

@@ -1,13 +1,18 @@
 -- Sections that read `$FILES` run in DuckDB.
 
 -- :name files
--- $1 tenants  $2 from  $3 to (days, both included). The newest day first. Only days whose files are complete are read.
+-- $1 tenants  $2 from  $3 to (days, both included). The newest day first. A file is read when it is in use by itself,
+-- or its day is.
 select a.tenant_id, a.day, a.object, a.bytes, a.checksum, a.rows
   from unnest($1::int[]) as t(id)
  cross join lateral (
         select a.* from archives a where a.tenant_id = t.id and a.day >= $2 and a.day <= $3 and a.expired_at is null) a
-  join archived_days d on d.day = a.day
+ where a.cold_at is not null or exists (select from archived_days d where d.day = a.day)
  order by a.day desc, a.tenant_id, a.object
+
+-- :name rows_of_files
+-- With all the columns that there are today, of which old files may lack some.
+(select $NO_ROW where false union all by name select * from read_parquet($FILES, union_by_name = true))
 
 -- :name ended_in_files
 -- As history.sql reads them from the database.
@@ -18,7 +23,8 @@ select run_id::varchar as id, tenant_id, job_id::varchar as job_id, job_name, jo
        error_class, error, args, result, usage,
        tags, trigger, origin_run_id::varchar as origin_run_id, count, null as lane_id,
        null as needs, null as progress
-  from read_parquet($FILES)
+  from
+-- :include rows_of_files
 
 -- :name run
 -- :include ended_in_files

@@ -77,7 +77,8 @@ async def search_logs(call: Call) -> Reply:
     )
     node, limit = call.node, limit_of(query)
     cursor = search.parse_cursor(query["cursor"], node.db.clock.now()) if "cursor" in query else None
-    found = await search.search(node.db, node.objects, call.who.tenant_id, wanted, cursor, limit)
+    stores = search.Stores(node.db, node.objects, node.parquet)
+    found = await search.search(stores, call.who.tenant_id, wanted, cursor, limit)
     return answer({"items": found.lines, "next_cursor": None if found.cursor is None else str(found.cursor)})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tocsin.clock import iso
 from tocsin.errors import BadRequest
-from tocsin.flow.occurrences import occurrences
+from tocsin.flow.occurrences import Asked, occurrences
 from tocsin.model.ids import parse_id
 from tocsin.model.occurrences import Place, Told
 from tocsin.model.scalars import Instant
@@ -24,7 +24,8 @@ async def list_occurrences(call: Call) -> Reply:
     query = call.query("from", "to", "limit", "cursor")
     from_, to = _range(instant_of(query, "from"), instant_of(query, "to"), call.node.db.clock.now())
     place = _place(query["cursor"]) if "cursor" in query else None
-    page = await occurrences(call.node.db, call.who, call.id(), from_, to, place, limit_of(query))
+    asked, node = Asked(call.id(), from_, to, place, limit_of(query)), call.node
+    page = await occurrences(node.db, node.parquet, call.who, asked, node.settings.runs_days)
     return answer({"items": list(map(_document, page.told)), "next_cursor": page.more and _cursor(page.more)})
 
 

@@ -58,7 +58,8 @@ async def get_attempts(call: Call) -> Reply:
 @route("GET", "/v1/runs/{id}/explain", "runs.read")
 async def explain_run(call: Call) -> Reply:
     call.query()
-    return answer(await explain.explain(call.node.db, call.who, call.id(), call.node.pools.pace))
+    node = call.node
+    return answer(await explain.explain(node.db, node.parquet, call.who, call.id(), node.pools.pace))
 
 
 @route("POST", "/v1/runs/{id}/cancel", "runs.operate")
