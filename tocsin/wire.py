@@ -183,10 +183,12 @@ class NewTenant(_Body):
 
 class RetentionPatch(_Body):
     """How long a tenant's records are kept: `runs_days` after they were made, null for as long as the server keeps
-    those of others; with `legal_hold` nothing goes until it is lifted."""
+    those of others; with `legal_hold` nothing goes until it is lifted. `hot_days`: how long runs are in the database
+    before they are archived, null as those of others."""
 
     runs_days: Annotated[int, Meta(ge=1, le=36_500)] | UnsetType | None = UNSET
     legal_hold: bool | UnsetType = UNSET
+    hot_days: Annotated[int, Meta(ge=2, le=3650)] | UnsetType | None = UNSET
 
 
 class TenantPatch(_Body):

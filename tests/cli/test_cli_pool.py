@@ -67,6 +67,8 @@ def test_quotas_of_a_tenant(script: Script, tocsin: Tocsin) -> None:
     assert script.asked[-1].body == {"retention": {"runs_days": 2556, "legal_hold": True}}
     tocsin("tenant", "set", "acme", "--runs-days", "0", "--no-legal-hold")
     assert script.asked[-1].body == {"retention": {"runs_days": None, "legal_hold": False}}
+    tocsin("tenant", "set", "acme", "--hot-days", "7")
+    assert script.asked[-1].body == {"retention": {"hot_days": 7}}
     assert tocsin("tenant", "set", "acme", "--quota", "max_jobs=many").exit_code == 2
     assert tocsin("tenant", "set", "acme").exit_code == 2
     script.on("GET", "/v1/tenants/acme", TENANT)

@@ -58,7 +58,7 @@ async def test_what_is_held_stays(old: Old, tmp_path: Path) -> None:
     await keep(old, legal_hold=True, runs_days=1)
     assert await expire(old, 1) == 0 and len((await old.scene.api.get("/v1/runs"))["items"]) == 3
     shown = await old.scene.api.get("/v1/tenants/default")
-    assert shown["retention"] == {"runs_days": 1, "legal_hold": True}
+    assert shown["retention"] == {"runs_days": 1, "legal_hold": True, "hot_days": None}
     await keep(old, legal_hold=False)
     assert await expire(old, 365) == 1 and objects(tmp_path) == []
 
@@ -82,10 +82,10 @@ async def test_what_a_crash_left_goes_with_the_next_turn(
 
 
 async def test_a_retention_that_is_none_is_refused(scene: Scene) -> None:
-    for wrong in ({"runs_days": 0}, {"runs_days": -1}, {"runs_days": 10**9}, {"legal_hold": "yes"}, {"years": 7}):
+    for wrong in ({"runs_days": 0}, {"runs_days": -1}, {"runs_days": 10**9}, {"legal_hold": "yes"}, {"years": 7}, {"hot_days": 1}):
         await scene.api.call("PATCH", "/v1/tenants/default", json={"retention": wrong}, expect=422)
     shown = await scene.api.get("/v1/tenants/default")
-    assert shown["retention"] == {"runs_days": None, "legal_hold": False}
+    assert shown["retention"] == {"runs_days": None, "legal_hold": False, "hot_days": None}
 
 
 async def test_one_time_jobs_leave_once_nothing_needs_them(scene: Scene) -> None:

@@ -95,6 +95,10 @@ def set_(
     legal_hold: Annotated[
         bool | None, typer.Option("--legal-hold/--no-legal-hold", help="Let none of its records go.")
     ] = None,
+    hot_days: Annotated[
+        int | None,
+        typer.Option(min=0, help="Archive its runs after so long; 0: when the server does.", metavar="DAYS"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Change a tenant's weight, quotas, whom within the platform's walls its http jobs may call, or how long its
@@ -102,8 +106,9 @@ def set_(
     quotas = {name: _quota(name, value) for name, value in assignments(quota, "--quota").items()}
     retention = {} if runs_days is None else {"runs_days": runs_days or None}
     retention |= {} if legal_hold is None else {"legal_hold": legal_hold}
+    retention |= {} if hot_days is None else {"hot_days": hot_days or None}
     if weight is None and not quotas and not http_allow and not retention:
-        raise typer.BadParameter("say --weight, --quota, --http-allow, --runs-days or --legal-hold")
+        raise typer.BadParameter("say --weight, --quota, --http-allow, --runs-days, --legal-hold or --hot-days")
     allow = [] if http_allow == ["none"] else http_allow or None
     with connect() as client:
         answer = client.update_tenant(

@@ -99,7 +99,8 @@ def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
 
 
 def _retention(row: Row) -> dict[str, Any]:
-    return {"runs_days": row["runs_days"], "legal_hold": row["legal_hold"]}
+    """In the order of `change`."""
+    return {name: row[name] for name in ("runs_days", "legal_hold", "hot_days")}
 
 
 def _named(patch: RetentionPatch | UnsetType) -> dict[str, Any]:

@@ -436,11 +436,12 @@ class TenantUsage(Reply):
 
 
 class TenantRetention(Reply):
-    """For how many days archived runs are kept (null: as long as the server keeps those of others), and whether all of
-    it is held."""
+    """For how many days archived runs are kept (null: as long as the server keeps those of others), whether all of
+    it is held, and for how many days runs are in the database before that (null: as those of others)."""
 
     runs_days: int | None
     legal_hold: bool
+    hot_days: int | None
 
 
 class Tenant(Reply):
