@@ -7,10 +7,11 @@ import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from tests.conftest import Api
 from tests.flow.kit import Scene
 from tocsin.clock import iso
 from tocsin.failpoints import Failpoints, InjectedFault
@@ -19,7 +20,7 @@ from tocsin.flow.shared import cold
 from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import new_id
 from tocsin.store.db import connect
-from tocsin.store.parquet import Parquet
+from tocsin.store.parquet import File, Parquet
 
 DAY = date(2026, 3, 10)
 STATES = ("succeeded", "dead", "cancelled", "skipped")
@@ -179,6 +180,159 @@ async def test_large_days_are_several_files_and_no_run_is_torn_apart(old: Old, m
     assert await old.archive() == [DAY]
     assert await old.scene.value("select sum(rows) from archives") == count
     assert await old.scene.value("select count(*) from archives") >= 3
+
+
+async def test_days_of_large_rows_are_several_files_however_few_rows(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await old.scene.job()
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 6)
+    await old.scene.sql.execute(
+        "update history set result = (select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+    )
+    count = await old.hot()
+    monkeypatch.setattr(archive, "MOST_BYTES", 5_000)
+    assert await old.archive() == [DAY]
+    files = await old.scene.rows("select rows from archives")
+    assert sum(file["rows"] for file in files) == count and len(files) >= 3
+
+
+async def test_a_jobs_document_is_written_once_for_each_version_in_a_file(old: Old) -> None:
+    job = await old.scene.job()
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 5)
+    await old.archive()
+    [file] = [
+        File(row["object"], row["bytes"], row["checksum"]) for row in await old.scene.rows("select * from archives")
+    ]
+    rows = await old.parquet.query("select spec from read_parquet($FILES) order by run_id, attempt", [file])
+    assert [row["spec"] is not None for row in rows] == [True] + [False] * (len(rows) - 1)
+    assert "process" in rows[0]["spec"]
+
+
+# ── tenants that let a day go before others do ───────────────────────────────────────────────────────────────────────
+
+
+class Two(NamedTuple):
+    """Two tenants with runs of one day, and what each was told of them."""
+
+    old: Old
+    other: Api
+    jobs: tuple[dict[str, Any], dict[str, Any]]
+    count: int
+    before: list[Any]
+
+    @classmethod
+    async def make(cls, old: Old) -> Two:
+        await old.scene.api.post("/v1/tenants", {"slug": "other"})
+        other = await old.scene.api.with_key("admin", "other")
+        jobs = await old.job(name="mine"), await old.scene.job(other, name="theirs")
+        await old.make_day(DAY)
+        for job in jobs:
+            await old.rows(job, DAY, 8)
+        made = cls(old, other, jobs, await old.hot(), [])
+        return made._replace(before=await made.told())
+
+    async def told(self) -> list[Any]:
+        span = {"from": f"{DAY}T00:00:00Z", "to": f"{DAY + timedelta(days=1)}T00:00:00Z"}
+        paths = (("/v1/runs", {}), ("/v1/reports/runs", span), ("/v1/reports/failures", span))
+        return [await api.get(path, params=query) for api in (self.old.scene.api, self.other) for path, query in paths]
+
+    async def keep(self, slug: str, days: int) -> None:
+        """Let a tenant have its days in the database until this long after `DAY`."""
+        age = (await self.old.scene.now()).date() - DAY
+        asked = {"retention": {"hot_days": age.days + days}}
+        await self.old.scene.api.call("PATCH", f"/v1/tenants/{slug}", json=asked)
+
+    async def own(self) -> int:
+        return await self.old.scene.value(  # type: ignore[no-any-return]
+            "select count(*) from history h join tenants t on t.id = h.tenant_id where t.slug = 'default'"
+        )
+
+
+async def test_a_tenant_with_fewer_hot_days_goes_before_others(old: Old) -> None:
+    two = await Two.make(old)
+    await two.keep("default", 0)
+    assert await old.archive(DAY) == [], "its last day here"
+    await two.keep("default", -1)
+    assert await old.archive(DAY) == [DAY] and await old.archive(DAY) == []
+    assert await two.own() == 0 and 0 < await old.hot() < two.count
+    assert await old.scene.value("select count(*) from archived_days") == 0
+    assert await two.told() == two.before
+    assert await old.archive() == [DAY]
+    assert await old.hot() == 0 and f"history_{DAY:%Y%m%d}" not in await old.tables()
+    assert await old.scene.value("select sum(rows) from archives") == two.count
+    assert await two.told() == two.before
+
+
+async def test_a_tenant_with_more_hot_days_keeps_its_rows_alone(old: Old) -> None:
+    two = await Two.make(old)
+    await two.keep("default", 1)
+    own = await two.own()
+    assert await old.archive() == [DAY]
+    assert await two.own() == await old.hot() == own > 0
+    assert await two.told() == two.before
+    await two.keep("default", -1)
+    assert await old.archive() == [DAY] and await old.hot() == 0
+    assert await two.told() == two.before
+
+
+async def test_a_live_run_keeps_only_what_is_its_tenants(old: Old) -> None:
+    two = await Two.make(old)
+    [run] = await old.scene.ask(two.jobs[0])
+    live = new_id(datetime.combine(DAY, time(2), UTC))
+    await old.scene.sql.execute("update runs set id = $2 where id = $1", run, live)
+    own = await two.own()
+    assert await old.archive() == [DAY]
+    assert await old.hot() == await two.own() == own
+    await old.scene.sql.execute("delete from runs")
+    assert await two.told() == two.before
+    assert await old.archive() == [DAY] and await old.hot() == 0
+    assert await two.told() == two.before
+
+
+@pytest.mark.parametrize("point", archive.POINTS_OF_PART)
+async def test_the_next_turn_repairs_what_a_crash_left_of_a_tenants_part(old: Old, point: str, tmp_path: Path) -> None:
+    two = await Two.make(old)
+    await two.keep("default", -1)
+    old.scene.db.failpoints = Failpoints(f"archive.{point}=raise")
+    with pytest.raises(InjectedFault):
+        await old.archive(DAY)
+    assert await two.told() == two.before
+    assert await old.archive(DAY) == ([] if point == "listed" else [DAY])
+    assert await two.told() == two.before and await two.own() == 0
+    stored = list((tmp_path / "objects").rglob("*.parquet"))
+    assert len(stored) == await old.scene.value("select count(*) from archives") == 1
+
+
+async def test_nothing_goes_by_itself_while_a_server_lives_that_would_not_find_it(old: Old) -> None:
+    two = await Two.make(old)
+    await two.keep("default", -1)
+    await old.scene.sql.execute(
+        "insert into servers (id, name, version, newest_migration) values ($1, 'old', '0', '0043_x')", uuid.uuid4()
+    )
+    assert await old.archive(DAY) == [] and await old.hot() == two.count
+    await old.scene.sql.execute("delete from servers where name = 'old'")
+    assert await old.archive(DAY) == [DAY]
+
+
+async def test_what_is_being_detached_is_finished_before_another_is_begun(old: Old) -> None:
+    """PostgreSQL detaches one at a time: an older day that closes meanwhile must not stand in the way for ever."""
+    job = await old.scene.job()
+    days = [DAY - timedelta(days=1), DAY]
+    for day in days:
+        await old.make_day(day)
+        await old.rows(job, day, 2)
+    [run] = await old.scene.ask(job)
+    live = new_id(datetime.combine(days[0], time(2), UTC))
+    await old.scene.sql.execute("update runs set id = $2 where id = $1", run, live)
+    reader = await connect(old.scene.db.url, "owner", idle_in_transaction_session_timeout="0")
+    async with reader.transaction(isolation="repeatable_read"):
+        assert await reader.fetchval("select count(*) from history") > 0
+        with pytest.raises(Exception, match="lock timeout"):
+            await old.archive()
+    await reader.close()
+    await old.scene.sql.execute("delete from runs")
+    assert await old.archive() == days[::-1]
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -401,25 +555,17 @@ async def test_files_of_before_a_column_came_are_read(old: Old, monkeypatch: pyt
         await old.make_day(day)
         await old.rows(job, day, 3)
     before = await page(old)
-    fewer = {name: kind for name, kind in COLUMNS.items() if name != "spec"}
+    new = ("logical_at", "workflow_run_id")
     with monkeypatch.context() as earlier:
-        earlier.setattr(archive, "COLUMNS", fewer)
-        rows = archive.SQL["rows"]
-        start, end = (
-            rows.index("h.origin_run_id,") + len("h.origin_run_id"),
-            rows.index("  from history h\n  left join"),
-        )
-        earlier.setitem(archive.SQL, "rows", rows[:start] + "\n" + rows[end:])
+        earlier.setattr(archive, "COLUMNS", {name: kind for name, kind in COLUMNS.items() if name not in new})
+        rows = archive.SQL["rows"].replace("end,\n       h.logical_at at time zone 'UTC', h.workflow_run_id", "end")
+        earlier.setitem(archive.SQL, "rows", rows)
+        line = "null::timestamp as logical_at, null::uuid as workflow_run_id"
+        proof = archive.SQL["proof_of_file"].replace("epoch_us(logical_at) as logical_at, workflow_run_id", line)
+        earlier.setitem(archive.SQL, "proof_of_file", proof.replace("null::timestamp", "null::bigint"))
         assert await old.archive(days[1]) == days[:1]
     assert await old.archive() == days[1:]
-    monkeypatch.setitem(COLUMNS, "of_tomorrow", "VARCHAR")
-    monkeypatch.setattr(cold, "_NO_ROW", f"{cold._NO_ROW}, null::VARCHAR as of_tomorrow")
-    monkeypatch.setitem(
-        history.SQL, "list_cold", history.SQL["list_cold"].replace("$ONLY", "and of_tomorrow is null $ONLY")
-    )
     assert await page(old) == before
-    assert (
-        await old.scene.api.get(
-            "/v1/reports/runs", params={"from": f"{days[0]}T00:00:00Z", "to": f"{days[1]}T23:00:00Z"}
-        )
-    )["items"][0]["runs"] == 6
+    span = {"from": f"{days[0]}T00:00:00Z", "to": f"{days[1]}T23:00:00Z"}
+    assert (await old.scene.api.get("/v1/reports/runs", params=span))["items"][0]["runs"] == 6
+    assert await page(old, to=f"{days[1]}T00:00:00Z") == before[3:], "such files alone"

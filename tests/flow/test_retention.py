@@ -82,7 +82,14 @@ async def test_what_a_crash_left_goes_with_the_next_turn(
 
 
 async def test_a_retention_that_is_none_is_refused(scene: Scene) -> None:
-    for wrong in ({"runs_days": 0}, {"runs_days": -1}, {"runs_days": 10**9}, {"legal_hold": "yes"}, {"years": 7}, {"hot_days": 1}):
+    for wrong in (
+        {"runs_days": 0},
+        {"runs_days": -1},
+        {"runs_days": 10**9},
+        {"legal_hold": "yes"},
+        {"years": 7},
+        {"hot_days": 1},
+    ):
         await scene.api.call("PATCH", "/v1/tenants/default", json={"retention": wrong}, expect=422)
     shown = await scene.api.get("/v1/tenants/default")
     assert shown["retention"] == {"runs_days": None, "legal_hold": False, "hot_days": None}

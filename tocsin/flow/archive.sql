@@ -66,7 +66,8 @@ select h.tenant_id, h.run_id, h.attempt, h.job_id, j.name, j.pool, h.job_version
        case when f.run_id is null then null
             when j.version = h.job_version then j.spec
             else (select v.spec::text from job_versions v
-                   where v.tenant_id = h.tenant_id and v.job_id = h.job_id and v.version = h.job_version) end
+                   where v.tenant_id = h.tenant_id and v.job_id = h.job_id and v.version = h.job_version) end,
+       h.logical_at at time zone 'UTC', h.workflow_run_id
   from history h
   left join first f on f.run_id = h.run_id and f.attempt = h.attempt
   left join lateral (
@@ -81,7 +82,8 @@ concat_ws('|', run_id, attempt, job_id, job_version, final::int, state, coalesce
           count, fence, trigger, priority, failures, losses, max_attempts, coalesce(first_for, -1), scheduled_for, ready_at,
           coalesce(started_at, -1), finished_at, coalesce(worker_id::text, '~'), coalesce(exit_code, -1),
           coalesce(error_class, '~'), coalesce(error, '~'), coalesce(usage, '~'), coalesce(result, '~'),
-          coalesce(args, '~'), coalesce(tags, '~'), coalesce(origin_run_id::text, '~'))
+          coalesce(args, '~'), coalesce(tags, '~'), coalesce(origin_run_id::text, '~'), coalesce(logical_at, -1),
+          coalesce(workflow_run_id::text, '~'))
 
 -- :name proof
 -- Of the rows of a part: how many, and the sum of their digests.
@@ -94,7 +96,8 @@ select count(*) as rows, sum(('x' || left(md5(
                (extract(epoch from ready_at) * 1000000)::bigint as ready_at,
                (extract(epoch from started_at) * 1000000)::bigint as started_at,
                (extract(epoch from finished_at) * 1000000)::bigint as finished_at,
-               worker_id, exit_code, error_class, error, usage, result, args, tags::text, origin_run_id
+               worker_id, exit_code, error_class, error, usage, result, args, tags::text, origin_run_id,
+               (extract(epoch from logical_at) * 1000000)::bigint as logical_at, workflow_run_id
           from history h
          where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid) h
 
@@ -106,7 +109,8 @@ select count(*) as rows, sum(('0x' || left(md5(
                fence, trigger, priority, failures, losses, max_attempts, epoch_us(first_for) as first_for,
                epoch_us(scheduled_for) as scheduled_for, epoch_us(ready_at) as ready_at,
                epoch_us(started_at) as started_at, epoch_us(finished_at) as finished_at,
-               worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id
+               worker_id, exit_code, error_class, error, usage, result, args, tags, origin_run_id,
+               epoch_us(logical_at) as logical_at, workflow_run_id
           from read_parquet($FILES)) h
 
 -- :name add_file

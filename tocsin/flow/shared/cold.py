@@ -21,6 +21,7 @@ COLUMNS = {
     **{"scheduled_for": "TIMESTAMP", "ready_at": "TIMESTAMP", "started_at": "TIMESTAMP", "finished_at": "TIMESTAMP"},
     **{"worker_id": "UUID", "exit_code": "INTEGER", "error_class": "VARCHAR", "error": "VARCHAR", "usage": "VARCHAR"},
     **{"result": "VARCHAR", "args": "VARCHAR", "tags": "VARCHAR", "origin_run_id": "UUID", "spec": "VARCHAR"},
+    **{"logical_at": "TIMESTAMP", "workflow_run_id": "UUID"},
 }
 FIRST_DAY, LAST_DAY = date(1970, 1, 1), date(9999, 12, 31)
 _NO_ROW = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())

@@ -22,7 +22,7 @@ select run_id::varchar as id, tenant_id, job_id::varchar as job_id, job_name, jo
        finished_at, worker_id::varchar as worker, exit_code,
        error_class, error, args, result, usage,
        tags, trigger, origin_run_id::varchar as origin_run_id, count, null as lane_id,
-       null as needs, null as progress
+       null as needs, null as progress, logical_at, workflow_run_id::varchar as workflow_run_id
   from
 -- :include rows_of_files
 
