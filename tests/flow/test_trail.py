@@ -334,13 +334,13 @@ async def test_an_anchor_that_somebody_else_wrote_is_found(scene: Scene) -> None
     await anchor(scene, MasterKeys([b"k" * 32]))
     who, keys = await scene.who(), MasterKeys([b"k" * 32])
     objects = scene.node.objects
-    good = await trail.verify(scene.db, objects, keys, who, trail.Mark())
+    good = await trail.verify(scene.db, objects, scene.node.parquet, keys, who, trail.Mark())
     assert good.findings == [] and good.signed == good.anchors == 1
     [key] = await objects.keys(f"audit/{who.tenant_id}/")
     said = await objects.read(key)
     assert said is not None
     await objects.put(key, said.replace(b'"key":', b'"epoch":1,"key":'))
-    forged = await trail.verify(scene.db, objects, keys, who, trail.Mark())
+    forged = await trail.verify(scene.db, objects, scene.node.parquet, keys, who, trail.Mark())
     assert [finding.kind for finding in forged.findings] == ["anchor"]
 
 

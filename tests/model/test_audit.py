@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 from hypothesis import given
@@ -19,6 +19,7 @@ from tocsin.model.audit import (
     canonical,
     is_excused,
     link,
+    of_one_day,
     read_anchors,
     still_open,
     write_anchor,
@@ -113,3 +114,18 @@ def test_a_restore_excuses_what_it_gave_up_and_nothing_before() -> None:
     assert not is_excused(Anchor(tenant=1, seq=50, hash="", at=AT, epoch=1), restores)
     assert not is_excused(Anchor(tenant=1, seq=70, hash="", at=AT, epoch=2), restores)
     assert not is_excused(Anchor(tenant=1, seq=90, hash="", at=AT, epoch=3), restores)
+
+
+hours = st.lists(st.integers(-40, 90), max_size=30)
+
+
+@given(hours, st.integers(-2, 4))
+def test_a_file_has_what_was_sealed_up_to_the_end_of_its_first_day(given_hours: list[int], days: int) -> None:
+    times = [AT + timedelta(hours=hour) for hour in given_hours]
+    before = AT.date() + timedelta(days=days)
+    count = of_one_day(times, before)
+    if not times or times[0].date() >= before:
+        assert count == 0
+        return
+    assert count >= 1 and all(at.date() <= times[0].date() < before for at in times[:count])
+    assert count == len(times) or times[count].date() > times[0].date()

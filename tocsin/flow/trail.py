@@ -1,11 +1,10 @@
 """trail: read the audit, newest first, and prove it: record by record against the chain, and against the anchors.
 
-Proving goes in pieces of so many records, each in one snapshot, so that neither a request nor memory grows with the
-chain. What is wrong with one record does not hide what is wrong with another: each is held to the hash that is stored
-for the record before it.
+Proving goes in pieces of so many records, each of the database in one snapshot or of some files, so that neither a
+request nor memory grows with the chain. What is wrong with one record does not hide what is wrong with another: each is
+held to the hash that is stored for the record before it.
 
-Where a chain begins is a `Mark`. Whoever moves the first records elsewhere keeps the mark behind the last of them, and
-the proof of what is left starts there.
+Where a chain begins is a `Mark`: the beginning, or the record behind which it was not to be kept any longer.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.flow.shared import audit
+from tocsin.flow.shared import audit, shelf
 from tocsin.model.access import Identity
 from tocsin.model.audit import BACKDATED, GENESIS, Anchor, Gap, anchors_folder, is_excused, link, read_anchors
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
+from tocsin.store.parquet import Parquet
 from tocsin.store.vault import MasterKeys
 
 SQL = Sql(__file__, audit.SQL)
@@ -32,6 +33,8 @@ PIECE = 20_000
 _BATCH = 1000
 _MOST_FOUND = 100
 _AT_ONCE = 20  # objects
+_FILES_AT_ONCE = 32
+_MOST_FILES = 12 * _FILES_AT_ONCE  # a year and more of days
 _MARK = re.compile(r"(\d{1,18})\.([0-9a-f]{64})\.(\d{1,18})\.(\d{4}-\d\d-\d\d)", re.ASCII)
 _read_gaps = msgspec.json.Decoder(list[Gap]).decode
 _read_restores = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -47,38 +50,79 @@ class Filter(NamedTuple):
     to: datetime | None = None
 
 
+class Page(NamedTuple):
+    """Records, newest first, and below which one to go on; None at the end."""
+
+    records: list[dict[str, Any]]
+    next: int | None
+
+
 async def list_records(
-    db: Database, who: Identity, wanted: Filter, before: int | None, limit: int
-) -> tuple[list[dict[str, Any]], int | None]:
-    """Sealed records, newest first, and from where to go on. A page may be short, even empty, and not be the last: so
-    many records are looked at and no more."""
-    async with db.snapshot(who.tenant_id, "trail") as connection:
-        head = await connection.fetchrow(SQL["head"], who.tenant_id)
+    db: Database, parquet: Parquet, who: Identity, wanted: Filter, before: int | None, limit: int
+) -> Page:
+    """Sealed records, first those in the database, then those in files. A page may be short, even empty, and not be the
+    last: so many records are looked at and no more."""
+    tenant_id = who.tenant_id
+    async with db.snapshot(tenant_id, "trail") as connection:
+        head = await connection.fetchrow(SQL["head"], tenant_id)
         top = (0 if head is None else head["seq"]) + 1 if before is None else before
-        bottom = 1
-        if wanted.to is not None:
-            top = await _place(connection, who, top, wanted.to, -BACKDATED)
-        if wanted.from_ is not None:
-            bottom = await _place(connection, who, top, wanted.from_, BACKDATED)
-        lowest = max(bottom, top - MOST_SCANNED)
-        rows = await connection.fetch(SQL["list"], who.tenant_id, top, lowest, *wanted, limit)
+        floor = await shelf.upto(connection, tenant_id) + 1
+        page = Page([], top)
+        if top > floor:
+            page = await _hot_page(connection, tenant_id, wanted, floor, top, limit)
+        if page.next is None or page.next > floor or len(page.records) == limit:
+            return page
+        times = wanted.from_, wanted.to
+        files = await shelf.below(connection, tenant_id, page.next, *times, _MOST_FILES + 1)
+    cold = await _cold_page(parquet, tenant_id, wanted, files, page.next, limit - len(page.records))
+    return Page(page.records + cold.records, cold.next)
+
+
+async def _hot_page(connection: Connection, tenant_id: int, wanted: Filter, floor: int, top: int, limit: int) -> Page:
+    """From below `top`; goes on at `floor` if what is before it may fit."""
+    bottom = floor
+    if wanted.to is not None:
+        top = await _place(connection, tenant_id, floor, top, wanted.to, -BACKDATED)
+    if wanted.from_ is not None:
+        bottom = await _place(connection, tenant_id, floor, top, wanted.from_, BACKDATED)
+    lowest = max(bottom, top - MOST_SCANNED)
+    rows = await connection.fetch(SQL["list"], tenant_id, top, lowest, *wanted, limit)
     if len(rows) == limit:
         lowest = rows[-1]["seq"]
-    return [_document(row) for row in rows], lowest if lowest > bottom else None
+    done = lowest == bottom and (bottom > floor or floor == 1)
+    return Page([_document(row) for row in rows], None if done else lowest)
 
 
-async def _place(connection: Connection, who: Identity, top: int, at: datetime, slack: timedelta) -> int:
-    """The number from which on records, if they were later by `slack`, are of `at` or later, `top` at most. They are in
-    the order of their times but for minutes."""
-    low = 1
+async def _place(connection: Connection, tenant_id: int, low: int, top: int, at: datetime, slack: timedelta) -> int:
+    """The number from which on records, if they were later by `slack`, are of `at` or later, from `low` to `top`. They
+    are in the order of their times but for minutes."""
     while low < top:
         middle = (low + top) // 2
-        found = await connection.fetchval(SQL["at"], who.tenant_id, middle)
+        found = await connection.fetchval(SQL["at"], tenant_id, middle)
         if found is not None and found + slack < at:
             low = middle + 1
         else:
             top = middle
     return low
+
+
+async def _cold_page(
+    parquet: Parquet, tenant_id: int, wanted: Filter, files: Sequence[shelf.Shelved], top: int, limit: int
+) -> Page:
+    found: list[dict[str, Any]] = []
+    narrowed = wanted._replace(from_=_naive(wanted.from_), to=_naive(wanted.to))._asdict()
+    looked = files[:_MOST_FILES]
+    for wave in (looked[i : i + _FILES_AT_ONCE] for i in range(0, len(looked), _FILES_AT_ONCE)):
+        rows = await shelf.find(parquet, tenant_id, wave, top, **narrowed, limit=limit - len(found))
+        found += map(_document, rows)
+        if len(found) == limit:
+            return Page(found, rows[-1]["seq"])
+    return Page(found, looked[-1].first if len(files) > len(looked) else None)
+
+
+def _naive(at: datetime | None) -> datetime | None:
+    """As times are in files."""
+    return at and at.astimezone(UTC).replace(tzinfo=None)
 
 
 def _document(row: Row) -> dict[str, Any]:
@@ -133,8 +177,9 @@ class Finding(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What one piece has shown. `next`: where the following one begins, None at the end of the chain; only there,
-    `unsealed` counts the records that are still to come into it."""
+    """What one piece has shown. `expired`: up to where records were not to be kept any longer. `next`: where the
+    following piece begins, None at the end of the chain; only there, `unsealed` counts the records that are still to
+    come into it."""
 
     records: int
     checked: int
@@ -144,24 +189,45 @@ class Proof(NamedTuple):
     signed: int
     anchored: Anchor | None
     lost: list[Anchor]
+    expired: int
     next: Mark | None
 
 
-async def verify(db: Database, objects: ObjectStore, master: MasterKeys, who: Identity, mark: Mark) -> Proof:
+async def verify(
+    db: Database, objects: ObjectStore, parquet: Parquet, master: MasterKeys, who: Identity, mark: Mark
+) -> Proof:
     """Prove the next piece of a tenant's chain."""
-    walk = _Walk(who.tenant_id, mark)
     async with db.snapshot(who.tenant_id, "trail") as connection:
         head = await connection.fetchrow(SQL["head"], who.tenant_id)
-        ended = await _walk(connection, walk)
-        unsealed = await _look_for_unchained(connection, walk, mark, ended)
+        begin = await connection.fetchrow(shelf.SQL["beginning"], who.tenant_id)
+        mark = mark if begin is None or begin["last_seq"] <= mark.seq else Mark(*begin)
+        walk = _Walk(who.tenant_id, mark)
+        # One more than is read, before those: the file that ends where this piece begins.
+        files = await shelf.holding(connection, who.tenant_id, mark.seq, _FILES_AT_ONCE + 1)
+        cold = bool(files) and files[-1].last > mark.seq
+        ended = not cold and await _walk(connection, walk)
         # Before the anchors: what is noted as written is there to be read.
-        notes = await connection.fetchrow(SQL["notebook"], who.tenant_id)
+        noted = await connection.fetchrow(SQL["notebook"], who.tenant_id)
+    if cold:
+        await _walk_files(objects, parquet, walk, files)
     days = await _anchors(objects, who.tenant_id, mark.day, None if ended else walk.day)
-    if ended and notes is not None and notes["anchored_seq"] > max((a.seq for a in days.anchors), default=0):
-        walk.find("anchor", notes["anchored_seq"], None, f"the anchor of record {notes['anchored_seq']} is gone")
+    if ended and noted is not None and noted["anchored_seq"] > max((a.seq for a in days.anchors), default=0):
+        walk.find("anchor", noted["anchored_seq"], None, f"the anchor of record {noted['anchored_seq']} is gone")
     # After the anchors: none is written before what it anchors is committed.
     async with db.snapshot(who.tenant_id, "trail") as connection:
-        shown = await _hold_to_anchors(connection, walk, days, master, ended)
+        unsealed = await _look_for_unchained(connection, walk, mark, ended)
+        now = await _look_again(connection, walk, [mark.seq, *(anchor.seq for anchor in days.anchors)])
+    if ended:
+        _hold_to_notes(walk, now)
+    stored = await _stored(objects, parquet, walk, now)
+    if begin is not None:
+        stored[begin["last_seq"]] = begin["last_hash"]
+        days = days._replace(anchors=[anchor for anchor in days.anchors if anchor.seq >= begin["last_seq"]])
+    # Behind a file that was tampered with, what the catalogue has of its end was gone on with.
+    ends = {file.last: file.hash for file in now.files}
+    if mark.seq > 0 and mark.hash not in (stored.get(mark.seq), ends.get(mark.seq)):
+        walk.find("changed", mark.seq, None, f"record {mark.seq} was proved a moment ago and is another now")
+    shown = _hold_to_anchors(walk, days, master, now.notes, stored)
     return Proof(
         0 if head is None else head["seq"],
         walk.checked,
@@ -171,6 +237,7 @@ async def verify(db: Database, objects: ObjectStore, master: MasterKeys, who: Id
         shown.signed,
         shown.last,
         shown.lost,
+        0 if begin is None else begin["last_seq"],
         None if ended else Mark(walk.seq, walk.hash, walk.id, walk.day),
     )
 
@@ -184,6 +251,7 @@ class _Walk:
         self.checked = 0
         self.findings: list[Finding] = []
         self.times: list[tuple[int, int, datetime]] = []  # of the records that were met: number, id, when
+        self.hashes: dict[int, bytes] = {}
 
     def find(self, kind: str, seq: int | None, id_: int | None, what: str) -> None:
         if len(self.findings) < _MOST_FOUND:
@@ -192,27 +260,42 @@ class _Walk:
     def meet(self, row: Row) -> None:
         seq, stored = row["seq"], row["hash"]
         if seq > self.seq + 1:
-            last = f" to {seq - 1}" if seq > self.seq + 2 else ""
-            self.find(
-                "deleted", self.seq + 1, None, f"record {self.seq + 1}{last} is gone, with its place in the chain"
-            )
+            self.miss(seq - 1, "gone, with its place in the chain")
         elif row["id"] is None:
             self.find("deleted", seq, row["audit_id"], f"record {seq} is gone; its place in the chain is left")
-        elif link(self.hash, self.tenant_id, seq, audit.said(row)) != stored:
+        elif not self._follows(row):
             self.find("changed", seq, row["id"], f"record {seq} is not what was sealed as the one after {self.seq}")
         if row["id"] is not None:
             self.times.append((seq, row["id"], row["at"]))
             self.day = max(self.day, row["at"].astimezone(UTC).date())
         self.seq, self.hash, self.id = seq, stored, max(self.id, row["audit_id"])
+        self.hashes[seq] = stored
         self.checked += 1
+
+    def meet_all(self, rows: shelf.Records, file: shelf.Shelved) -> None:
+        """Those of a file, in which there may be any number of them under one number, and others than belong there."""
+        for seq, group in groupby(rows, key=lambda row: int(row["seq"])):
+            same = list(group)
+            belongs = file.first <= seq <= file.last
+            true = next(filter(self._follows, same), same[0]) if belongs else None
+            for row in same:
+                if row is not true:
+                    what = f"the record with id {row['id']} was put into {file.file.object}, as number {seq}"
+                    self.find("inserted", seq, row["id"], what)
+            if true is not None:
+                self.meet(true)
+
+    def miss(self, last: int, how: str) -> None:
+        """There is nothing of the next records up to this one."""
+        first = self.seq + 1
+        self.find("deleted", first, None, f"record {first}{f' to {last}' if last > first else ''} is {how}")
+
+    def _follows(self, row: Row) -> bool:
+        return bool(link(self.hash, self.tenant_id, row["seq"], audit.said(row)) == row["hash"])
 
 
 async def _walk(connection: Connection, walk: _Walk) -> bool:
     """Meet the records of one piece; True if it is the last."""
-    if walk.seq > 0:
-        [before] = await connection.fetch(SQL["hashes"], walk.tenant_id, [walk.seq]) or [None]
-        if before is None or before["hash"] != walk.hash:
-            walk.find("changed", walk.seq, None, f"record {walk.seq} was proved a moment ago and is another now")
     while walk.checked < PIECE:
         rows = await connection.fetch(SQL["links"], walk.tenant_id, walk.seq, _BATCH)
         for row in rows:
@@ -220,6 +303,39 @@ async def _walk(connection: Connection, walk: _Walk) -> bool:
         if len(rows) < _BATCH:
             return True
     return False
+
+
+async def _walk_files(objects: ObjectStore, parquet: Parquet, walk: _Walk, files: Sequence[shelf.Shelved]) -> None:
+    """Meet the records of one piece, all of a file's at once. `files` may begin with the one before."""
+    before = GENESIS if walk.seq == 0 else None
+    for file in files:
+        if walk.checked >= PIECE:
+            return
+        if file.last > walk.seq:
+            found = await shelf.examine(objects, parquet, walk.tenant_id, file, walk.seq)
+            await asyncio.to_thread(_meet_file, walk, file, before, found)  # hashes thousands
+        before = file.file.checksum
+
+
+def _meet_file(walk: _Walk, file: shelf.Shelved, before: bytes | None, found: shelf.Found) -> None:
+    """`before`: the checksum of the file that came before, None if that is not known."""
+    name = file.file.object
+    if found.records is None:
+        kind, how = ("archive", f"in {name}, which cannot be read") if found.there else ("deleted", f"gone with {name}")
+        walk.find(kind, file.first, None, f"records {file.first} to {file.last} are {how}")
+    else:
+        if not found.intact:
+            walk.find("archive", file.first, None, f"{name} is not the file that was stored")
+        walk.meet_all(found.records, file)
+        if walk.seq < file.last:
+            walk.miss(file.last, f"gone from {name}")
+        elif walk.hash != file.hash:
+            walk.find("changed", file.last, None, f"record {file.last} is not the one that {name} ended with")
+        said = {row["previous_file"] for row in found.records} or {file.previous.hex()}
+        if said != {file.previous.hex()} or before not in (None, file.previous):
+            walk.find("archive", file.first, None, f"{name} does not follow the file before it")
+    # Where the next file begins, whatever became of this one.
+    walk.seq, walk.hash, walk.id, walk.day = file.last, file.hash, max(walk.id, file.id), max(walk.day, file.day)
 
 
 async def _look_for_unchained(connection: Connection, walk: _Walk, mark: Mark, ended: bool) -> int:
@@ -257,14 +373,47 @@ async def _anchors(objects: ObjectStore, tenant_id: int, first: date, last: date
     return out
 
 
+class _Now(NamedTuple):
+    """One moment after the anchors were read: the sealer's notes, the chain's head, the hashes that the database has of
+    the records that were asked for, and the files that have those of the others."""
+
+    notes: Row | None
+    head: Row | None
+    hashes: dict[int, bytes]
+    files: list[shelf.Shelved]
+
+
+async def _look_again(connection: Connection, walk: _Walk, wanted: Iterable[int]) -> _Now:
+    tenant_id, seqs = walk.tenant_id, sorted(set(wanted))
+    notes = await connection.fetchrow(SQL["notebook"], tenant_id)
+    head = await connection.fetchrow(SQL["head"], tenant_id)
+    hashes = {row["seq"]: row["hash"] for row in await connection.fetch(SQL["hashes"], tenant_id, seqs)}
+    elsewhere = [seq for seq in seqs if seq not in hashes and seq not in walk.hashes]
+    files = await shelf.holding(connection, tenant_id, elsewhere[0], _FILES_AT_ONCE) if elsewhere else []
+    return _Now(
+        notes, head, hashes, [file for file in files if any(file.first <= seq <= file.last for seq in elsewhere)]
+    )
+
+
+async def _stored(objects: ObjectStore, parquet: Parquet, walk: _Walk, now: _Now) -> dict[int, bytes]:
+    """The hashes of all records that anchors name, wherever they lie."""
+    stored = walk.hashes | now.hashes
+    for file in now.files:
+        found = await shelf.examine(objects, parquet, walk.tenant_id, file, 0)
+        stored |= {row["seq"]: row["hash"] for row in found.records or ()}
+    return stored
+
+
 class _Shown(NamedTuple):
     signed: int
     last: Anchor | None
     lost: list[Anchor]
 
 
-async def _hold_to_anchors(connection: Connection, walk: _Walk, days: _Days, master: MasterKeys, ended: bool) -> _Shown:
-    """Hold the chain to what was anchored, and at its end to the sealer's own notes."""
+def _hold_to_anchors(
+    walk: _Walk, days: _Days, master: MasterKeys, notes: Row | None, stored: dict[int, bytes]
+) -> _Shown:
+    """Hold the chain to what was anchored."""
     for key in days.odd:
         walk.find("anchor", None, None, f"the object {key} has lines that are no anchors")
     signed = 0
@@ -273,18 +422,13 @@ async def _hold_to_anchors(connection: Connection, walk: _Walk, days: _Days, mas
         signed += good is True
         if good is False:
             walk.find("anchor", anchor.seq, None, f"the anchor of {iso(anchor.at)} was not signed by this cluster")
-    notes = await connection.fetchrow(SQL["notebook"], walk.tenant_id)
     restores = [] if notes is None else _read_restores(notes["restores"])
     given_up = {anchor.epoch: anchor for anchor in days.anchors if is_excused(anchor, restores)}  # the last of each
     binding = sorted((anchor for anchor in days.anchors if not is_excused(anchor, restores)), key=_by_seq)
-    wanted = sorted({anchor.seq for anchor in binding})
-    stored = {row["seq"]: row["hash"].hex() for row in await connection.fetch(SQL["hashes"], walk.tenant_id, wanted)}
-    for finding in _mismatches(binding, stored):
+    for finding in _mismatches(binding, {seq: hash_.hex() for seq, hash_ in stored.items()}):
         walk.find(*finding)
     for finding in _backdated(walk.times, binding):
         walk.find(*finding)
-    if ended:
-        await _hold_to_notes(connection, walk, notes)
     return _Shown(signed, binding[-1] if binding else None, list(given_up.values()))
 
 
@@ -326,9 +470,8 @@ def _backdated(times: Iterable[tuple[int, int, datetime]], anchors: Sequence[Anc
             yield Finding("backdated", seq, id_, f"record {seq} says {iso(at)}, and was not there at {iso(latest)}")
 
 
-async def _hold_to_notes(connection: Connection, walk: _Walk, notes: Row | None) -> None:
-    # Read with the notes, not with the records: a seal may have come in between.
-    head = await connection.fetchrow(SQL["head"], walk.tenant_id)
+def _hold_to_notes(walk: _Walk, now: _Now) -> None:
+    head, notes = now.head, now.notes
     if (None if head is None else (head["seq"], head["hash"])) == (notes and (notes["seq"], notes["hash"])):
         return
     seq = max(0 if head is None else head["seq"], 0 if notes is None else notes["seq"])

@@ -1,5 +1,11 @@
 -- :name head
-select c.seq, c.hash from audit_chain c where c.tenant_id = $1 order by c.seq desc limit 1
+-- The last record, in the database or in a file.
+select * from (
+    (select c.seq, c.hash from audit_chain c where c.tenant_id = $1 order by c.seq desc limit 1)
+    union all
+    (select f.last_seq, f.last_hash from audit_archives f where f.tenant_id = $1 order by f.first_seq desc limit 1)) h
+ order by seq desc
+ limit 1
 
 -- :name at
 select a.at

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -54,6 +54,15 @@ def canonical(tenant_id: int, seq: int, record: Record) -> bytes:
 def link(previous: bytes, tenant_id: int, seq: int, record: Record) -> bytes:
     """The hash of a record that follows one with the hash `previous`."""
     return hashlib.sha256(previous + canonical(tenant_id, seq, record)).digest()
+
+
+def of_one_day(times: Sequence[datetime], before: date) -> int:
+    """How many of the first of these records make one file: those up to the end of the first one's day, in UTC, which
+    is over before `before`. One that comes late, or says so, is with those among which it was sealed."""
+    if not times or times[0].astimezone(UTC).date() >= before:
+        return 0
+    day = times[0].astimezone(UTC).date()
+    return next((n for n, at in enumerate(times) if at.astimezone(UTC).date() > day), len(times))
 
 
 # ── which records are still to come ──────────────────────────────────────────────────────────────────────────────

@@ -1,11 +1,11 @@
-"""The archivist: days of history whose time in the database is over go to object storage, and from there when nobody is
-to keep them any longer."""
+"""The archivist: days of history and of the audit whose time in the database is over go to object storage, and from
+there when nobody is to keep them any longer."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from tocsin.flow import archive, retention
+from tocsin.flow import archive, retention, shelve
 from tocsin.node.loop import Loop
 from tocsin.settings import Settings
 from tocsin.store.db import Database
@@ -45,4 +45,5 @@ class Archivist(Loop):
         ended = await self._db.read_clock() - timedelta(days=hot_days) if hot_days else NEVER
         if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
             await retention.forget_jobs(self._db, ended)
+        await shelve.shelve(self._db, self._objects, self._parquet, ended.date())
         await retention.expire(self._db, self._objects, self._settings.runs_days)

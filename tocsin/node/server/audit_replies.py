@@ -29,7 +29,7 @@ class AuditRecord(Reply):
 class AuditFinding(Reply):
     """What is wrong with which record: `seq` is its number in the chain, `id` that of its row."""
 
-    kind: Literal["changed", "deleted", "inserted", "backdated", "cut", "anchor", "head"]
+    kind: Literal["changed", "deleted", "inserted", "backdated", "cut", "anchor", "head", "archive"]
     seq: int | None
     id: int | None
     what: str
@@ -45,7 +45,8 @@ class LostRecords(Reply):
 class AuditProof(Reply):
     """What one piece of the chain has shown; `next_cursor` is the next call's `cursor`, null at the chain's end.
     `records` is how many there are in all, `checked` how many this piece has; the anchors are those of its days.
-    `unsealed` records are committed and not chained yet, which takes a second at most; counted in the last piece."""
+    `unsealed` records are committed and not chained yet, which takes a second at most; counted in the last piece.
+    Records up to `expired_seq` were not to be kept any longer: what is proved begins behind it."""
 
     ok: bool
     records: int
@@ -57,4 +58,5 @@ class AuditProof(Reply):
     anchored_seq: int | None
     anchored_at: Instant | None
     lost_by_restores: list[LostRecords]
+    expired_seq: int | None
     next_cursor: str | None

@@ -23,10 +23,9 @@ async def list_audit(call: Call) -> Reply:
     before = query.get("cursor")
     if before is not None and not (before.isascii() and before.isdigit() and len(before) <= 18):
         raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
-    items, following = await trail.list_records(
-        call.node.db, call.who, wanted, None if before is None else int(before), limit_of(query)
-    )
-    return answer({"items": items, "next_cursor": None if following is None else str(following)})
+    node, top = call.node, None if before is None else int(before)
+    page = await trail.list_records(node.db, node.parquet, call.who, wanted, top, limit_of(query))
+    return answer({"items": page.records, "next_cursor": None if page.next is None else str(page.next)})
 
 
 @route("GET", "/v1/audit/verify", "audit.read")
@@ -35,7 +34,8 @@ async def verify_audit(call: Call) -> Reply:
     mark = trail.Mark() if given is None else trail.Mark.parse(given)
     if mark is None:
         raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
-    proof = await trail.verify(call.node.db, call.node.objects, call.node.master_keys, call.who, mark)
+    node = call.node
+    proof = await trail.verify(node.db, node.objects, node.parquet, node.master_keys, call.who, mark)
     anchored = proof.anchored
     return answer(
         {
@@ -49,6 +49,7 @@ async def verify_audit(call: Call) -> Reply:
             "anchored_seq": anchored and anchored.seq,
             "anchored_at": anchored and iso(anchored.at),
             "lost_by_restores": [{"seq": one.seq, "anchored_at": iso(one.at)} for one in proof.lost],
+            "expired_seq": proof.expired or None,
             "next_cursor": None if proof.next is None else str(proof.next),
         }
     )
