@@ -32,6 +32,8 @@ class Hand(WorkerHand):
     """A worker that knows what it has been given."""
 
     last_claim = 0
+    specs: Mapping[str, Any] = MappingProxyType({})
+    contents: Mapping[str, Any] = MappingProxyType({})
     wants: Mapping[str, Any] = MappingProxyType({})
 
     async def claim(self, slots: int = 100, last_claim: int = 0, wait: float = 0.0, **kwargs: Any) -> Any:
@@ -57,6 +59,7 @@ async def claimed(scene: Scene, hand: Hand) -> list[dict[str, Any]]:
         await asyncio.sleep(0)
     answer = await poll
     hand.last_claim = answer["claim_id"]
+    hand.specs, hand.contents = answer["specs"], answer["contents"]
     return answer["runs"]  # type: ignore[no-any-return]
 
 

@@ -461,7 +461,7 @@ def edit_(world: World, choose: Choices) -> Move | None:
     return Move(
         f"edit {short(job.id)}: {change}",
         lambda node: edit.edit(
-            node.db, node.lanes, world.who, job.id, lambda _: spec, wish, None, HORIZON, node.data_keys
+            node.db, node.lanes, world.who, job.id, lambda _: spec, wish, None, HORIZON, node.contents
         ),
         lambda reference, _: reference.edit(job.id, spec),
         key=wish.key,

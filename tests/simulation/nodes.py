@@ -16,7 +16,9 @@ import asyncpg
 
 from tocsin.clock import DatabaseClock
 from tocsin.failpoints import Failpoints, InjectedFault
+from tocsin.flow.shared.contents import Contents
 from tocsin.flow.shared.lanes import LaneBook
+from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.sealing import DataKeys
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.model import ids
@@ -152,7 +154,8 @@ class Node:
     def __init__(self, url: str, clock: ManualClock) -> None:
         self.db = SimulatedDatabase(url, clock)
         self.lanes = LaneBook(self.db)
-        self.data_keys = DataKeys(self.db, MasterKeys())
+        # Documents here are small and tell no secrets: nothing of them is kept elsewhere, so there is no elsewhere.
+        self.contents = Contents(DataKeys(self.db, MasterKeys()), Parcels(self.db, None))  # type: ignore[arg-type]
         self.specs = SpecBook(self.db)
 
     @property

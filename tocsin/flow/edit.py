@@ -22,12 +22,13 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import InvalidInput, PreconditionFailed
-from tocsin.flow.shared import audit, calendars, circuits, triggers
+from tocsin.flow.shared import audit, calendars, circuits, parcels, triggers
 from tocsin.flow.shared.calendars import Known, Use
+from tocsin.flow.shared.contents import Contents, uses_of
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
 from tocsin.flow.shared.lanes import LaneBook, lane_key
-from tocsin.flow.shared.sealing import DataKeys, seal_target, unknown_secrets
+from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -63,7 +64,7 @@ from tocsin.wire import decode_job_spec, encode
 
 SQL = Sql(__file__)
 NO_BOUND = 2**31 - 1
-Change = Callable[[bytes], JobSpec]  # the stored document → the one that is wanted
+Change = Callable[[bytes], JobSpec]  # the present document → the one that is wanted
 
 
 class Edited(NamedTuple):
@@ -124,13 +125,16 @@ async def edit(
     wish: Wish | None,
     version: int | None,
     horizon: timedelta,
-    data_keys: DataKeys,
+    contents: Contents,
 ) -> Edited:
     """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
         await recall(connection, wish)
         job = opened(seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version), "changed")
-        done = await _change(connection, lanes, who, job, change, db.clock.now(), horizon, data_keys)
+        old = decode_job_spec(job["spec"])
+        present = await contents.whole(who.tenant_id, old)
+        new = change(job["spec"].encode() if present is old else encode(present))
+        done = await _change(connection, lanes, who, job, old, new, db.clock.now(), horizon, contents)
         await remember(connection, wish, 200, [job_id], done.version)
     return done
 
@@ -144,7 +148,7 @@ async def replace_named(
     wish: Wish | None,
     version: int | None,
     horizon: timedelta,
-    data_keys: DataKeys,
+    contents: Contents,
 ) -> Edited | None:
     """The same for the open job of a name; None if there is none. Raises `Replay` for a known key."""
     async with db.tenant(who.tenant_id, "edit") as connection:
@@ -154,7 +158,8 @@ async def replace_named(
             raise PreconditionFailed(f"there is no job {name!r} at version {version}")
         if job is None:
             return None
-        done = await _change(connection, lanes, who, job, lambda _: spec, db.clock.now(), horizon, data_keys)
+        old = decode_job_spec(job["spec"])
+        done = await _change(connection, lanes, who, job, old, spec, db.clock.now(), horizon, contents)
         await remember(connection, wish, 200, [job["id"]], done.version)
     return done
 
@@ -164,15 +169,15 @@ async def _change(
     lanes: LaneBook,
     who: Identity,
     job: Row,
-    change: Change,
+    old: JobSpec,
+    new: JobSpec,
     now: datetime,
     horizon: timedelta,
-    data_keys: DataKeys,
+    contents: Contents,
 ) -> Edited:
-    stored = job["spec"].encode()
-    old, new = decode_job_spec(stored), change(stored)
+    new = await contents.whole(who.tenant_id, new)
     check(new)
-    new = await seal_target(data_keys, who.tenant_id, new, old)
+    new = await contents.keep(who.tenant_id, new, old)
     if new.schedule is not None and new.schedule != old.schedule:
         check_schedule(new.schedule, now)  # one that stays may name a time that is past by now
     if new.secrets != old.secrets:
@@ -199,6 +204,7 @@ async def _change(
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
     version = await _store(this, text, lane_id, clock)
+    await parcels.use(connection, uses_of(*this.key, new))
     if old.circuit_name != new.circuit_name:
         await circuits.use(connection, [circuits.use_of(this.key, new.circuit_name)])
     if old.sensitive is not new.sensitive:

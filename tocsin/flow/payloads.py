@@ -1,15 +1,14 @@
 """payloads: arguments that are sealed or large, packed when they come and opened when a worker gets them.
 
-What is large lies in object storage under the tenant and the day, for as long as history does: a run that ended may be
-run again with the same arguments. A worker that asks for it gets a URL of this server, good for this one object and a
-short while, so that any object store will do; what is sealed, or asked for by another worker, is read here.
+What is large lies in object storage until nothing in the database needs it: a run that ended may be run again with the
+same arguments. A worker that asks for it gets a URL of this server, good for this one object and a short while, so that
+any object store will do; what is sealed, or asked for by another worker, is read here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,15 +16,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tocsin.errors import ApiProblem, NotFound, ServerFault
+from tocsin.errors import ApiProblem, NotFound
+from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.sealing import DataKeys, args_context
-from tocsin.model.packed import Packed
-from tocsin.store.db import Database, Sql
+from tocsin.model.packed import LARGE, Packed
+from tocsin.store.db import Database, Sql, columns
 from tocsin.store.objects import ObjectStore
-from tocsin.store.vault import SEAL_BYTES, MasterKeys, seal, unseal
+from tocsin.store.vault import MasterKeys, seal, unseal
 
 SQL = Sql(__file__)
-LARGE = 64 * 1024  # bytes of arguments, as JSON, from which on they leave the row
+_MOST_USES, _MOST_OBJECTS = 500, 100  # that are looked at in one turn
 _URL_LASTS = timedelta(minutes=15)
 _PURPOSE = "payload url"
 
@@ -57,8 +57,8 @@ class _Ticket(msgspec.Struct, array_like=True):
 class Payloads:
     """Packs and opens arguments."""
 
-    def __init__(self, db: Database, keys: MasterKeys, data_keys: DataKeys, objects: ObjectStore) -> None:
-        self._db, self._keys, self._data_keys, self._objects = db, keys, data_keys, objects
+    def __init__(self, db: Database, keys: MasterKeys, data_keys: DataKeys, parcels: Parcels) -> None:
+        self._db, self._keys, self._data_keys, self._parcels = db, keys, data_keys, parcels
 
     async def is_sensitive(self, tenant_id: int, job_id: str) -> bool | None:
         """Whether a job says that the arguments of all its runs are sensitive; None if there is no open one."""
@@ -72,9 +72,8 @@ class Payloads:
             packed.data_key, key = await self._data_keys.current(tenant_id)
             args = seal(key, args, args_context(tenant_id, job_id))
         if len(args) > LARGE:
-            packed.sha256 = hashlib.sha256(args).hexdigest()  # by which the same, sent again, lies there once
-            packed.place = f"payloads/{tenant_id}/{self._db.clock.now():%Y-%m-%d}/{packed.sha256}"
-            await self._objects.put(packed.place, args)
+            parcel = await self._parcels.put(tenant_id, args)
+            packed.sha256, packed.place = parcel.sha256, parcel.place(tenant_id)
         elif sensitive:
             packed.sealed = base64.b64encode(args).decode()
         return packed
@@ -90,10 +89,13 @@ class Payloads:
         self, asked: Asked, keys: Mapping[tuple[int, int], bytes | ApiProblem], by_url: bool
     ) -> Opened | ApiProblem:
         packed = asked.packed
-        if by_url and packed.place and not packed.data_key and self._keys.ids:
-            return Opened(path=self._path(packed), sha256=packed.sha256)
+        if by_url and packed.place and not packed.data_key and self.gives_urls:
+            return Opened(path=self.path(packed.place, packed.size), sha256=packed.sha256)
         try:
-            data = base64.b64decode(packed.sealed) if packed.sealed else await self._stored(packed)
+            if packed.sealed:
+                data = base64.b64decode(packed.sealed)
+            else:
+                data = await self._parcels.get(packed.place, packed.sha256)
             if packed.data_key:
                 key = keys[asked.tenant_id, packed.data_key]
                 if isinstance(key, ApiProblem):
@@ -103,18 +105,17 @@ class Payloads:
             return problem
         return Opened(msgspec.json.decode(data))
 
-    async def _stored(self, packed: Packed) -> bytes:
-        size = packed.size + (SEAL_BYTES if packed.data_key else 0)
-        data = await self._objects.get(packed.place, 0, size)
-        if hashlib.sha256(data).hexdigest() != packed.sha256:
-            raise ServerFault("these arguments were changed in object storage", code="payload_broken")
-        return data
-
     # ── URLs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _path(self, packed: Packed) -> str:
+    @property
+    def gives_urls(self) -> bool:
+        """Whether it has a key to sign them with."""
+        return bool(self._keys.ids)
+
+    def path(self, place: str, size: int) -> str:
+        """Where on this server, for the next minutes, an object is fetched by whoever knows the path."""
         until = (self._db.clock.now() + _URL_LASTS).timestamp()
-        ticket = msgspec.json.encode(_Ticket(packed.place, packed.size, until))
+        ticket = msgspec.json.encode(_Ticket(place, size, until))
         mac = hmac.digest(self._keys.derive(_PURPOSE), ticket, "sha256")
         return f"/v1/payloads/{base64.urlsafe_b64encode(mac + ticket).decode().rstrip('=')}"
 
@@ -131,8 +132,26 @@ class Payloads:
         ticket = msgspec.json.decode(text, type=_Ticket)
         if ticket.until < now.timestamp():
             raise _nowhere()
-        return await self._objects.get(ticket.place, 0, ticket.size)
+        return await self._parcels.get(ticket.place, ticket.place.rpartition("/")[2])
 
 
 def _nowhere() -> NotFound:
     return NotFound("this URL leads nowhere, or not any more")
+
+
+# ── what nobody needs any more ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def clean(db: Database, objects: ObjectStore) -> int:
+    """Look at some of those who need objects, and at some objects; those that nobody needs go. Answers how many of
+    either were looked at: then there may be more. Whoever is interrupted is followed by the next turn."""
+    looked_at = int(await db.fetchval("engine", SQL["review_uses"], _MOST_USES))
+    due = await db.fetch("engine", SQL["due"], _MOST_OBJECTS)
+    needed = [(row["tenant_id"], row["object"]) for row in due if row["needed"]]
+    if needed:
+        await db.fetch("engine", SQL["keep"], *columns(needed, 2))
+    for row in due:
+        if not row["needed"]:
+            await objects.delete(row["object"])
+            await db.fetch("engine", SQL["forget"], row["tenant_id"], row["object"])
+    return looked_at + len(due)

@@ -1,2 +1,64 @@
 -- :name is_sensitive
 select sensitive from jobs where tenant_id = $1 and id = $2 and state in ('active', 'paused')
+
+-- :name review_uses
+-- Whose time to be looked at has come, up to $1: a run that is live, dead or in hot history needs its arguments, and a job
+-- what a document of its names. Those that need nothing any more leave; what they needed is looked at an hour later, when
+-- nobody who has read them before can still be making something that needs it, too.
+with due as materialized (
+    select u.ctid as place, u.tenant_id, u.object, u.user_id, right(u.object, 64) as sha256
+      from payload_uses u
+     where u.look_at < now()
+     order by u.look_at
+     limit $1
+       for update skip locked
+), judged as materialized (
+    select d.*,
+           exists (select from runs r where r.tenant_id = d.tenant_id and r.id = d.user_id)
+        or exists (select from dead_letters l where l.tenant_id = d.tenant_id and l.run_id = d.user_id)
+        or exists (select from history h where h.tenant_id = d.tenant_id and h.run_id = d.user_id)
+        or exists (select from jobs j
+                    where j.tenant_id = d.tenant_id and j.id = d.user_id and strpos(j.spec, d.sha256) > 0)
+        or exists (select from job_versions v
+                    where v.tenant_id = d.tenant_id and v.job_id = d.user_id and strpos(v.spec::text, d.sha256) > 0)
+           as needed
+      from due d
+), kept as (
+    update payload_uses u
+       set look_at = now() + interval '1 day'
+      from judged j
+     where j.needed and u.ctid = j.place
+), left_behind as (
+    delete from payload_uses u using judged j where not j.needed and u.ctid = j.place
+    returning u.tenant_id, u.object
+), later as (
+    update payloads p
+       set look_at = greatest(p.look_at, now() + interval '1 hour')
+      from (select distinct tenant_id, object from left_behind) l
+     cross join lateral (
+            select f.ctid as place from payloads f where f.tenant_id = l.tenant_id and f.object = l.object limit 1) f
+     where p.ctid = f.place
+)
+select count(*) from judged
+
+-- :name due
+-- Objects whose time to be looked at has come. What a court or an auditor may ask for stays.
+select p.tenant_id, p.object,
+       exists (select from payload_uses u where u.tenant_id = p.tenant_id and u.object = p.object)
+       or coalesce((select t.legal_hold from tenants t where t.id = p.tenant_id), false) as needed
+  from payloads p
+ where p.look_at < now()
+ order by p.look_at
+ limit $1
+
+-- :name keep
+update payloads p
+   set look_at = now() + interval '1 day'
+  from unnest($1::int[], $2::text[]) as k(tenant_id, object)
+ cross join lateral (
+        select f.ctid as place from payloads f where f.tenant_id = k.tenant_id and f.object = k.object limit 1) f
+ where p.ctid = f.place
+
+-- :name forget
+-- The object is gone.
+delete from payloads where tenant_id = $1 and object = $2 and look_at < now()

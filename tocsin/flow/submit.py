@@ -11,10 +11,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
-from tocsin.flow.shared import audit, calendars, circuits, triggers
+from tocsin.flow.shared import audit, calendars, circuits, parcels, triggers
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
+from tocsin.flow.shared.contents import uses_of
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken
@@ -48,6 +50,11 @@ class JobRequest(NamedTuple):
     def by_calendar(self) -> bool:
         """Whether when it falls due is not told by its document alone."""
         return self.spec.schedule is not None and self.spec.schedule.calendar is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of its document lies in object storage: that may only seem so."""
+        return self.spec.sealed is UNSET and '"$payload"' not in self.spec_json
 
 
 class RunsRequest(NamedTuple):
@@ -203,7 +210,7 @@ async def _commit_jobs(
     db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime
 ) -> tuple[dict[int, Answer], list[Hint]]:
     """All of them, but for those that are replays; raises NameTaken and stores none."""
-    alone = not any(job.run or job.use or job.request.wish or job.counts or _rare(job.request.spec) for job in jobs)
+    alone = not any(job.run or job.use or job.request.wish or job.counts or _rare(job.request) for job in jobs)
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
@@ -391,14 +398,17 @@ async def _store_jobs(
         sensitive = [(job.request.who.tenant_id, job.id) for job in jobs if job.request.spec.sensitive is True]
         if sensitive:
             await connection.execute(SQL["mark_sensitive"], *columns(sensitive, 2))
+        apart = [(job.request.who.tenant_id, job.id, job.request.spec) for job in jobs if not job.request.is_whole]
+        await parcels.use(connection, [use for each in apart for use in uses_of(*each)])
 
 
 _tenant_and_name = attrgetter("tenant_and_name")
 
 
-def _rare(spec: JobSpec) -> bool:
+def _rare(request: JobRequest) -> bool:
     """Whether it takes more than one statement to store such a job."""
-    return spec.circuit_name is not None or spec.sensitive is True
+    spec = request.spec
+    return spec.circuit_name is not None or spec.sensitive is True or not request.is_whole
 
 
 def _circuit(job: _NewJob) -> tuple[Key, str | None]:

@@ -1,17 +1,78 @@
-"""Arguments of a run that do not stand in its row as they are: sealed because they are sensitive, or so large that they
-lie in object storage.
+"""What does not stand in its row as it is: sealed because it is sensitive, or so large that it lies in object storage.
 
-Arguments are a JSON object, and a row keeps them as text. Those that are packed are kept as a JSON string, which
-nobody can ask for, so that what copies a row (a retry, a redrive, history) copies them without knowing.
+Arguments of a run are a JSON object, and a row keeps them as text. Those that are packed are kept as a JSON string,
+which nobody can ask for, so that what copies a row (a retry, a redrive, history) copies them without knowing. What a
+job's target says is a part of the job's document: in its place stands what is told of it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+LARGE = 64 * 1024  # bytes, as JSON, from which on something leaves its row
 _encode = msgspec.json.encode
+
+
+class Parcel(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Something in object storage. The day on which it was put there is a part of its name, so that what is old is not
+    put there again while somebody takes it away."""
+
+    size: Annotated[int, Meta(ge=0, lt=2**53)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}(?!\n)$")]
+    day: Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}(?!\n)$")]
+
+    def place(self, tenant_id: int) -> str:
+        """Its key."""
+        return f"payloads/{tenant_id}/{self.day}/{self.sha256}"
+
+    @property
+    def text(self) -> str:
+        """In a line, as `parcel_in` reads it."""
+        return f"{self.day}/{self.sha256}/{self.size}"
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What stands in a document in the place of what lies there."""
+        return {"$payload": msgspec.structs.asdict(self)}
+
+
+def parcel_in(text: str) -> Parcel | None:
+    """A parcel from its line."""
+    day, _, rest = text.partition("/")
+    sha256, _, size = rest.partition("/")
+    return _parcel({"day": day, "sha256": sha256, "size": int(size) if size.isascii() and size.isdigit() else size})
+
+
+def parcels_of(target: Any) -> dict[str, Parcel]:
+    """What of all that a target says lies in object storage, by the name of its field."""
+    return parcels_in({name: getattr(target, name, None) for name in ("body", "kwargs", "args")})
+
+
+def parcels_in(fields: Mapping[str, Any]) -> dict[str, Parcel]:
+    """The same for fields of a target."""
+    out = {}
+    for name, value in fields.items():
+        if isinstance(value, list) and len(value) == 1:
+            [value] = value
+        if isinstance(value, dict) and len(value) == 1 and (found := _parcel(value.get("$payload"))) is not None:
+            out[name] = found
+    return out
+
+
+def in_place(name: str, parcel: Parcel) -> Any:
+    """What stands in this field of a target when what it says lies in object storage."""
+    return [parcel.shown] if name == "args" else parcel.shown
+
+
+def _parcel(value: Any) -> Parcel | None:
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert(value, Parcel)
+    return None
 
 
 class Packed(msgspec.Struct, kw_only=True, omit_defaults=True):

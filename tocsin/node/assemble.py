@@ -18,8 +18,10 @@ from tocsin.flow.payloads import Payloads
 from tocsin.flow.pools import PoolBook
 from tocsin.flow.quotas import Allowances
 from tocsin.flow.secrets import SecretBook
+from tocsin.flow.shared.contents import Contents
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
+from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.sealing import DataKeys
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
@@ -67,7 +69,9 @@ class Node:
         self.parquet = Parquet(self.objects, settings.home / "cold")
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
         self.data_keys = DataKeys(self.db, self.master_keys)
-        self.payloads = Payloads(self.db, self.master_keys, self.data_keys, self.objects)
+        parcels = Parcels(self.db, self.objects)
+        self.payloads = Payloads(self.db, self.master_keys, self.data_keys, parcels)
+        self.contents = Contents(self.data_keys, parcels)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
@@ -98,7 +102,7 @@ class Node:
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
-        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.data_keys)
+        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents)
         self.gateway = Gateway(
             self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.objects, self.tell
         )

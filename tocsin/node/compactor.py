@@ -1,10 +1,11 @@
-"""The compactor: makes few large segments of many small ones, and removes what they have replaced."""
+"""The compactor: makes few large segments of many small ones, and removes what they have replaced; and payloads that
+nobody needs any more."""
 
 from __future__ import annotations
 
 import random
 
-from tocsin.flow import compact
+from tocsin.flow import compact, payloads
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 from tocsin.store.objects import ObjectStore
@@ -30,4 +31,5 @@ class Compactor(Loop):
         for tenant_id in tenants:
             done += await compact.compact(self._db, self._objects, tenant_id)
         done += await compact.clean(self._db, self._objects)
+        done += await payloads.clean(self._db, self._objects)
         return 0.0 if done else self._rng.uniform(0.5, 1.5) * _PAUSE

@@ -355,16 +355,17 @@ class Gateway:
         first = ((row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1)
         self._budgets.started(first, len(rows), time.monotonic())
         known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
-        given, refused = await self._courier.fetch(rows, known, by_url=body.payload_urls)
-        if refused:
+        handed = await self._courier.fetch(rows, known, body.payload_urls, body.content_urls and shared)
+        known |= handed.specs
+        if refused := handed.refused:
             await self._refuse(session, [(row, refused[row["id"]]) for row in rows if row["id"] in refused])
             rows = [row for row in rows if row["id"] not in refused]
         runs = [
             self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
             for row in rows
         ]
-        if given:
-            complete(runs, given, packed)
+        if handed.given:
+            complete(runs, handed.given)
         if any(stored.kind == "http" for stored in known.values()):
             await self._let_call(runs, rows)
         orders, session.orders = session.orders, []
@@ -373,6 +374,7 @@ class Gateway:
             runs=runs,
             now=iso(max(self._db.clock.reached(), claimed_at)),
             specs=_shared_specs(known, packed) if shared else {},
+            contents={_spec_ref(key): parts for key, parts in handed.contents.items()},
             stop=orders,
             drain=session.state == "draining",
         )
@@ -403,7 +405,7 @@ class Gateway:
             job_name=stored.name,
             scheduled_for=self._iso(row["scheduled_for"]),
             spec=None if shared else stored.msgpack if packed else stored.json,
-            spec_ref=f"{row['job_id']}:{row['job_version']}" if shared else None,
+            spec_ref=_spec_ref((0, row["job_id"], row["job_version"])) if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),
             checkpoint=None if row["checkpoint"] is None else msgspec.json.decode(row["checkpoint"]),
             # A function is called within the worker and has no need to prove who it is.
@@ -476,7 +478,11 @@ def _ended(who: Identity, attempt: int, body: Completion) -> Finished:
 
 
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:
-    return {f"{job}:{version}": s.msgpack if packed else s.json for (_, job, version), s in known.items()}
+    return {_spec_ref(key): stored.msgpack if packed else stored.json for key, stored in known.items()}
+
+
+def _spec_ref(key: SpecKey) -> str:
+    return f"{key[1]}:{key[2]}"
 
 
 def _wait_of(body: Claim) -> float:

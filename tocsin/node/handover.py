@@ -1,5 +1,5 @@
 """What a run is given beyond its row when it is handed to a worker: the secrets that its job names, arguments that are
-sealed or large, and what a sensitive job says itself. Gathered for all runs of a claim at once; for runs that want
+sealed or large, and what a job itself says that is. Gathered for all runs of a claim at once; for runs that want
 nothing nobody is asked."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from tocsin.errors import ApiProblem
 from tocsin.flow.payloads import Asked, Opened, Payloads
 from tocsin.flow.secrets import SecretBook
-from tocsin.flow.shared.sealing import DataKeys, open_target
+from tocsin.flow.shared.contents import Contents
 from tocsin.flow.shared.specs import SpecKey, StoredSpec
 from tocsin.model.packed import packed_in
 from tocsin.store.db import Row
-from tocsin.wire import ClaimedRun
+from tocsin.wire import ClaimedRun, Fetch
 
 
 @dataclass
@@ -24,26 +24,31 @@ class Given:
 
     secrets: dict[str, str] = field(default_factory=dict)
     opened: Opened | None = None
-    stored: StoredSpec | None = None
     sensitive: bool = False
 
 
 class Handover(NamedTuple):
-    """By run: what it is given, and why it cannot be handed over. Most runs stand in neither."""
+    """By run: what it is given, and why it cannot be handed over; most runs stand in neither. By job: its document
+    with all that its target says, and what of that its worker is to fetch; most jobs stand in neither."""
 
     given: dict[str, Given]
     refused: dict[str, ApiProblem]
+    specs: dict[SpecKey, StoredSpec]
+    contents: dict[SpecKey, dict[str, Fetch]]
 
 
 class Courier:
     """Gathers it."""
 
-    def __init__(self, secrets: SecretBook, payloads: Payloads, data_keys: DataKeys) -> None:
-        self._secrets, self._payloads, self._data_keys = secrets, payloads, data_keys
+    def __init__(self, secrets: SecretBook, payloads: Payloads, contents: Contents) -> None:
+        self._secrets, self._payloads, self._contents = secrets, payloads, contents
 
-    async def fetch(self, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec], by_url: bool) -> Handover:
-        """What these runs are given; `by_url`: their worker fetches large arguments by itself."""
-        done = Handover({}, {})
+    async def fetch(
+        self, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec], by_url: bool, contents_by_url: bool = False
+    ) -> Handover:
+        """What these runs are given; `by_url`: their worker fetches large arguments by itself, and in the other case
+        what jobs say, too."""
+        done = Handover({}, {}, {}, {})
         naming = {key: stored.secrets for key, stored in specs.items() if stored.secrets}
         if naming:
             await self._add_secrets(done, rows, naming)
@@ -54,8 +59,9 @@ class Courier:
         }
         if asked:
             await self._add_args(done, asked, by_url)
-        if any(stored.sealed is not None for stored in specs.values()):
-            await self._add_specs(done, rows, specs)
+        apart = {key: stored for key, stored in specs.items() if not stored.is_whole}
+        if apart:
+            await self._add_contents(done, rows, apart, contents_by_url)
         return done
 
     async def _add_secrets(self, done: Handover, rows: Sequence[Row], naming: Mapping[SpecKey, dict[str, str]]) -> None:
@@ -81,23 +87,31 @@ class Courier:
             given = done.given.setdefault(run_id, Given())
             given.opened, given.sensitive = opened, given.sensitive or asked[run_id].packed.data_key > 0
 
-    async def _add_specs(self, done: Handover, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec]) -> None:
-        """A sensitive job's document goes to each of its runs by itself: then every worker knows what to do with it."""
-        opened: dict[SpecKey, StoredSpec | ApiProblem] = {}
-        for key, stored in specs.items():
-            if stored.sealed is not None:
-                content = await open_target(self._data_keys, key[0], stored.sealed)
-                opened[key] = content if isinstance(content, ApiProblem) else stored.saying(content)
+    async def _add_contents(
+        self, done: Handover, rows: Sequence[Row], apart: Mapping[SpecKey, StoredSpec], by_url: bool
+    ) -> None:
+        unreadable: dict[SpecKey, ApiProblem] = {}
+        for key, stored in apart.items():
+            if by_url and not stored.is_sealed and self._payloads.gives_urls:
+                done.contents[key] = {
+                    name: Fetch(url=self._payloads.path(parcel.place(key[0]), parcel.size), sha256=parcel.sha256)
+                    for name, parcel in stored.parcels.items()
+                }
+                continue
+            content = await self._contents.content(key[0], stored.spec)
+            if isinstance(content, ApiProblem):
+                unreadable[key] = content
+            else:
+                done.specs[key] = stored.saying(content)
         for row in rows:
-            found = opened.get((row["tenant_id"], row["job_id"], row["job_version"]))
-            if isinstance(found, ApiProblem):
-                done.refused[row["id"]] = found
-            elif found is not None:
-                given = done.given.setdefault(row["id"], Given())
-                given.stored, given.sensitive = found, True
+            key = row["tenant_id"], row["job_id"], row["job_version"]
+            if key in unreadable:
+                done.refused[row["id"]] = unreadable[key]
+            elif key in apart and apart[key].is_sealed:
+                done.given.setdefault(row["id"], Given()).sensitive = True
 
 
-def complete(runs: Sequence[ClaimedRun], given: Mapping[str, Given], packed: bool) -> None:
+def complete(runs: Sequence[ClaimedRun], given: Mapping[str, Given]) -> None:
     """Give the runs what was gathered for them."""
     for run in runs:
         more = given.get(run.run_id)
@@ -106,5 +120,3 @@ def complete(runs: Sequence[ClaimedRun], given: Mapping[str, Given], packed: boo
         run.secrets, run.sensitive = more.secrets, more.sensitive
         if more.opened is not None:
             run.args, run.args_url, run.args_sha256 = more.opened.args, more.opened.path, more.opened.sha256
-        if more.stored is not None:
-            run.spec, run.spec_ref = more.stored.msgpack if packed else more.stored.json, None

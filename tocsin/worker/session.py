@@ -24,7 +24,7 @@ from tocsin.worker.frames import Note
 from tocsin.worker.link import Link, UnknownWorker, Unreachable
 from tocsin.worker.logs import LogShipper, RunLog
 from tocsin.worker.notes import NoteShipper
-from tocsin.worker.targets import Spec, read_spec
+from tocsin.worker.targets import Spec, filled, read_spec
 from tocsin.worker.timing import Lease, ServerClock, instant
 
 log = get_logger("worker")
@@ -185,8 +185,8 @@ class Session:
             self._clock.observe(answer.now, sent, time.monotonic())
             self._heard = max(self._heard, answer.now)
         elsewhere = [run for run in answer.runs if run.args_url is not None or run.parents_url is not None]
-        if elsewhere:
-            await asyncio.gather(*map(self._fetch, elsewhere))
+        if elsewhere or answer.contents:
+            await asyncio.gather(*map(self._fetch, elsewhere), *(self._fill(answer, ref) for ref in answer.contents))
             self.check_lease()
         self._take(answer)
 
@@ -202,6 +202,16 @@ class Session:
                 run.parents = await self._link.fetch_parents(run.parents_url, run.token, _FETCH_WITHIN)
         except Unreachable as exc:
             self._unfetched[run.run_id] = f"its {what} could not be fetched: {exc}"
+
+    async def _fill(self, answer: wire.ClaimAnswer, ref: str) -> None:
+        """The same with what a job itself says, once for all its runs."""
+        try:
+            parts = answer.contents[ref].items()
+            said = {name: await self._link.fetch(part.url, part.sha256, _FETCH_WITHIN) for name, part in parts}
+            answer.specs[ref] = filled(answer.specs[ref], said)
+        except Unreachable as exc:
+            why = f"what its job says could not be fetched: {exc}"
+            self._unfetched |= {run.run_id: why for run in answer.runs if run.spec_ref == ref}
 
     def _wanted(self) -> wire.Claim | None:
         """What to ask for; None if there is no room. A run that waits for its instant gives way to something due, so
@@ -222,6 +232,7 @@ class Session:
             wait=CLAIM_WAIT if free > 0 else min(held_for, CLAIM_WAIT),
             shared_specs=True,
             payload_urls=True,
+            content_urls=True,
         )
 
     def _take(self, answer: wire.ClaimAnswer) -> None:

@@ -100,6 +100,18 @@ class Spec(Struct):
         return str(type(self.target).__struct_config__.tag)
 
 
+def filled(raw: msgspec.Raw, content: Mapping[str, Any]) -> msgspec.Raw:
+    """A job's document with what its target says, where that did not come with it."""
+    document = _codec(raw).decode(raw)
+    document["target"] |= content
+    return msgspec.Raw(msgspec.msgpack.encode(document))
+
+
+def _codec(raw: msgspec.Raw) -> Any:
+    """In msgpack or, from a server that answers so, in JSON."""
+    return msgspec.json if bytes(raw)[:1] == b"{" else msgspec.msgpack
+
+
 class _AnyTarget(Struct):
     kind: str
 
@@ -109,20 +121,19 @@ class _AnySpec(Struct):
 
 
 def read_spec(raw: msgspec.Raw | None) -> Spec | str:
-    """A job's document, in msgpack or, from a server that answers so, in JSON; or what is wrong with it."""
+    """A job's document; or what is wrong with it."""
     if raw is None:
         return "the run came without its job's document"
-    data = bytes(raw)
-    codec: Any = msgspec.json if data[:1] == b"{" else msgspec.msgpack
+    codec = _codec(raw)
     try:
-        spec: Spec = codec.decode(data, type=Spec)
+        spec: Spec = codec.decode(raw, type=Spec)
         if spec.resources == NO_RESOURCES:
             spec.resources = NO_RESOURCES  # so that an `is` tells
         return spec
     except msgspec.MsgspecError as exc:
         why = str(exc)
     try:
-        kind = codec.decode(data, type=_AnySpec).target.kind
+        kind = codec.decode(raw, type=_AnySpec).target.kind
     except msgspec.MsgspecError:
         return f"the job's document cannot be read: {why}"
     return f"this worker cannot read the job's target of kind {kind}: {why}"

@@ -7,24 +7,17 @@ and archives; a new master key means to wrap this one key anew and leaves all of
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection, Mapping
-from typing import Any
-
-import msgspec
-from msgspec import UNSET
 
 from tocsin.errors import ApiProblem, InvalidInput, ServerFault, Unavailable
-from tocsin.model.job import JobSpec
-from tocsin.model.targets import content_of, with_content
 from tocsin.store.db import Connection, Database, Sql, columns
-from tocsin.store.vault import MasterKeys, Wrapped, context_of, new_key, seal, unseal
+from tocsin.store.vault import MasterKeys, Wrapped, context_of, new_key
 
 SQL = Sql(__file__)
 _CURRENT = 1  # the number of the data key that is sealed with
 _MOST_KNOWN = 10_000
 DataKeyId = tuple[int, int]  # tenant, number
-_GONE = ServerFault("the key that this was sealed with is gone", code="seal_broken")
+KEY_GONE = ServerFault("the key that this was sealed with is gone", code="seal_broken")
 
 
 def data_key_context(tenant_id: int, id_: int) -> bytes:
@@ -76,7 +69,7 @@ class DataKeys:
     async def read(self, wanted: Collection[DataKeyId]) -> dict[DataKeyId, bytes | ApiProblem]:
         """These keys, or why they cannot be read; what is known costs nothing."""
         found = await self._find(wanted)
-        return {id_: found.get(id_, _GONE) for id_ in wanted}
+        return {id_: found.get(id_, KEY_GONE) for id_ in wanted}
 
     async def _find(self, wanted: Collection[DataKeyId]) -> dict[DataKeyId, bytes | ApiProblem]:
         found: dict[DataKeyId, bytes | ApiProblem] = {id_: self._known[id_] for id_ in wanted if id_ in self._known}
@@ -95,56 +88,3 @@ class DataKeys:
             self._known.clear()
         self._known[id_] = key
         return key
-
-
-# ── what a sensitive job says itself ─────────────────────────────────────────────────────────────────────────────
-
-
-async def seal_target(keys: DataKeys, tenant_id: int, spec: JobSpec, old: JobSpec | None = None) -> JobSpec:
-    """A job's document without what a sensitive target says, which is sealed beside it. What is said anew takes the
-    place of what was sealed before; the same as `old` has is kept as that has it."""
-    if spec.sensitive is not True:
-        return spec
-    before = {} if spec.sealed is UNSET else await _opened_or_refused(keys, tenant_id, spec.sealed)
-    content = content_of(with_content(spec.target, before | content_of(spec.target)))
-    sealed: str | msgspec.UnsetType = UNSET
-    if content and old is not None and old.sealed is not UNSET:
-        sealed = old.sealed if await open_target(keys, tenant_id, old.sealed) == content else UNSET
-    if content and sealed is UNSET:
-        number, key = await keys.current(tenant_id)
-        data = seal(key, msgspec.json.encode(content), _target_context(tenant_id))
-        sealed = f"{number}.{base64.b64encode(data).decode()}"
-    return msgspec.structs.replace(spec, target=with_content(spec.target, {}), sealed=sealed)
-
-
-async def open_target(keys: DataKeys, tenant_id: int, sealed: str) -> dict[str, Any] | ApiProblem:
-    """What a target says, or why that cannot be read."""
-    number, _, text = sealed.partition(".")
-    if not number.isascii() or not number.isdigit() or len(number) > 9:
-        return _GONE
-    id_ = (tenant_id, int(number))
-    key = (await keys.read([id_]))[id_]
-    if isinstance(key, ApiProblem):
-        return key
-    try:
-        found: dict[str, Any] = msgspec.json.decode(
-            unseal(key, base64.b64decode(text, validate=True), _target_context(tenant_id))
-        )
-    except ApiProblem as problem:
-        return problem
-    except ValueError:  # no base64
-        return _GONE
-    return found
-
-
-async def _opened_or_refused(keys: DataKeys, tenant_id: int, sealed: str) -> dict[str, Any]:
-    found = await open_target(keys, tenant_id, sealed)
-    if isinstance(found, ServerFault):
-        raise InvalidInput.field("sealed", "invalid", "is nothing that this server has sealed for you")
-    if isinstance(found, ApiProblem):
-        raise found
-    return found
-
-
-def _target_context(tenant_id: int) -> bytes:
-    return context_of("target", tenant_id)

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from tocsin.model.job import JobSpec
+from tocsin.model.packed import Parcel, parcels_of
 from tocsin.model.targets import kind_of, with_content
 from tocsin.store.db import Connection, Database, Sql, columns
 from tocsin.wire import decode_job_spec, encode, encode_msgpack
@@ -44,11 +45,22 @@ class StoredSpec:
         return self.spec.secrets
 
     @cached_property
-    def sealed(self) -> str | None:
-        return None if isinstance(self.spec.sealed, UnsetType) else self.spec.sealed
+    def parcels(self) -> dict[str, Parcel]:
+        """What its target says and lies in object storage, unless it is sealed."""
+        return parcels_of(self.spec.target)
+
+    @cached_property
+    def is_sealed(self) -> bool:
+        """Whether what its target says is."""
+        return self.spec.sealed is not UNSET
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all that its target says stands in it."""
+        return not self.is_sealed and not self.parcels
 
     def saying(self, content: Mapping[str, Any]) -> StoredSpec:
-        """The same with what its target says, which a sensitive job keeps sealed."""
+        """The same with what its target says, which does not stand in it."""
         spec = msgspec.structs.replace(self.spec, target=with_content(self.spec.target, content), sealed=UNSET)
         return StoredSpec(self.name, encode(spec).decode())
 

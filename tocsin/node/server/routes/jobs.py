@@ -11,15 +11,15 @@ import msgspec
 from tocsin.errors import InvalidInput
 from tocsin.flow import catalog, control, history
 from tocsin.flow.catalog import JobFilter
-from tocsin.flow.payloads import LARGE
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.submit import NotSealed, RunsRequest, Stored, job_request
 from tocsin.model.job import RunRequest
+from tocsin.model.packed import LARGE
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
+from tocsin.node.server.routes.keeping import kept, may_be_apart, private_wish, wish_for
 from tocsin.node.server.routes.runs import list_runs_of
-from tocsin.node.server.routes.secrets import guarded, private_wish
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request, encode
 
@@ -28,8 +28,8 @@ _reason = msgspec.json.Decoder(Reason).decode
 
 @route("POST", "/v1/jobs", "jobs.write")
 async def create_job(call: Call) -> Reply:
-    spec, wish = await guarded(call, call.decode(decode_job_spec))
-    request = job_request(call.who, spec, wish, call.node.db.clock.now())
+    spec = await kept(call, call.decode(decode_job_spec), may_be_apart(call.body))
+    request = job_request(call.who, spec, wish_for(call, spec), call.node.db.clock.now())
     await call.node.allowances.admit(call.who, request.wish, jobs=1, runs=int(spec.once))
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):

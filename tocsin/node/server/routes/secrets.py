@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 
 import msgspec
-from msgspec import UNSET
 
 from tocsin.errors import BadRequest, InvalidInput, NotFound
 from tocsin.flow import secrets
-from tocsin.flow.shared.idempotency import Replay, Wish
-from tocsin.flow.shared.sealing import seal_target
-from tocsin.model.job import NAME, JobSpec, check
+from tocsin.flow.shared.idempotency import Replay
+from tocsin.model.job import NAME
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.keeping import private_wish
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import NewSecret
 
@@ -39,23 +37,6 @@ async def put_secret(call: Call) -> Reply:
     except Replay as first:
         return await _answer(call, name, first.status, REPLAYED)
     return await _answer(call, name, 201 if done.made else 200)
-
-
-def private_wish(call: Call) -> Wish | None:
-    """The caller's `Idempotency-Key` with a digest that nobody can try guesses of the body at who reads it in the
-    database."""
-    wish = call.wish
-    if wish is None:
-        return None
-    return wish._replace(digest=hmac.digest(call.node.master_keys.derive("idempotency"), wish.digest, "sha256"))
-
-
-async def guarded(call: Call, spec: JobSpec) -> tuple[JobSpec, Wish | None]:
-    """A new job with what its target says sealed, if that is sensitive; and the caller's `Idempotency-Key`."""
-    if spec.sensitive is not True and spec.sealed is UNSET:
-        return spec, call.wish
-    check(spec)
-    return await seal_target(call.node.data_keys, call.who.tenant_id, spec), private_wish(call)
 
 
 @route("GET", "/v1/secrets", "jobs.read")
