@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -12,8 +14,10 @@ import pytest
 
 from tests.conftest import Api, Cluster
 from tests.flow.kit import Scene
+from tests.flow.old import DAY, Old
 from tocsin.flow import partitions
 from tocsin.store.db import Database
+from tocsin.store.parquet import Parquet
 
 _WASH = """
 do $$
@@ -79,3 +83,14 @@ async def scene(still_api: Api, cluster: Cluster) -> AsyncIterator[Scene]:
     )
     yield Scene(still_api, connection)
     await connection.close()
+
+
+@pytest.fixture
+async def old(scene: Scene, tmp_path: Path) -> AsyncIterator[Old]:
+    """Days of long ago that can be archived; none of them is left."""
+    parquet = Parquet(scene.node.objects, tmp_path / "cold")
+    old = Old(scene, parquet)
+    yield old
+    parquet.close()
+    for name in await old.tables() & {f"history_{DAY + timedelta(days=d):%Y%m%d}" for d in range(-5, 5)}:
+        await scene.sql.execute(f"drop table {name}")

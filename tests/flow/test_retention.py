@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import PROCESS, Scene, end_of
-from tests.flow.test_archive import DAY, Old
+from tests.flow.old import DAY, Old
 from tocsin.errors import Unavailable
 from tocsin.flow import retention
 from tocsin.node.archivist import Archivist

@@ -34,6 +34,9 @@ MOST_ROWS, MOST_BYTES = 500_000, 64 << 20  # in one file; bytes as the database 
 # Where a test may end the archivist, in this order: of a whole day, and of what goes by itself.
 POINTS = ("written", "stored", "proved", "listed", "cold", "detached", "dropped")
 POINTS_OF_PART = ("written", "stored", "proved", "removed", "listed")
+# To wait for those who read a partition keeps nobody waiting but who would attach or alter one: as long as a report may
+# take, for there may always be one.
+_LOCK_WAIT = "15s"
 _PATIENCE = 600.0  # seconds for a statement over a large day; nobody waits for it
 
 
@@ -64,7 +67,7 @@ async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: 
 @asynccontextmanager
 async def _turn(db: Database) -> AsyncIterator[Connection | None]:
     """A connection as the owner, or none if another archivist is at work."""
-    owner = await connect(db.url, "owner", lock_timeout="2s", statement_timeout=f"{_PATIENCE:.0f}s")
+    owner = await connect(db.url, "owner", lock_timeout=_LOCK_WAIT, statement_timeout=f"{_PATIENCE:.0f}s")
     try:
         yield owner if await owner.fetchval(SQL["take_turn"]) else None
     finally:
