@@ -8,17 +8,21 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tocsin.client import app, context, declared, facade, failures, job, sync, testing
+from tocsin.client import app, context, declared, facade, failures, job, steps, sync, testing, workflow
 
 _PARTS: tuple[tuple[str, type, str], ...] = (
     ("App", app.App, "`from tocsin import App`"),
     ("Job", job.Job, "What `@app.job` makes of a function."),
     ("Run", job.Run, "What `submit` answers."),
+    ("Workflow", workflow.Workflow, "What `app.workflow` answers."),
+    ("Step", steps.Step, "What `job.step`, `job.on`, `job.map` and `app.step` answer."),
+    ("WorkflowRun", workflow.WorkflowRun, "What `submit` of a workflow answers: all that a `Run` is, and more."),
     ("Context", context.Context, "The first argument of a function whose first parameter is named `ctx`."),
     ("Testing", testing.Testing, "What `app.testing()` answers."),
 )
 _RAISED = (failures.GiveUp, failures.Retry, failures.Superseded, job.RunFailed)
-_NOT_SHOWN = {app.App: {"backend"}, testing.Testing: {"submit", "wait", "register"}}
+_NOT_SHOWN = {app.App: {"backend"}, testing.Testing: {"submit", "wait", "submit_workflow", "wait_workflow", "register"}}
+_NOT_SHOWN |= {job.Job: {"parts"}, steps.Step: {"parts"}}
 
 
 def page(note: str) -> str:
@@ -27,10 +31,13 @@ def page(note: str) -> str:
     raised = "".join(f"- `{_called(kind)}`: {_text(kind)}\n" for kind in _RAISED)
     return (
         f"{note}# The Python SDK\n\nHow to use it: [for Python teams](../how-to/python.md).\n\n{parts}"
-        f"## Options of `@app.job`\n\n{_text(declared.JobOptions)}\n\n{_options()}\n"
+        f"## Options of `@app.job`\n\n{_text(declared.JobOptions)}\n\n{_options(declared.JobOptions)}\n"
+        f"## Options of `app.workflow`\n\n{_text(declared.WorkflowOptions)}\n\n{_options(declared.WorkflowOptions)}\n"
+        f"## Options of both\n\n{_text(declared.ScheduleOptions)}\n\n{_options(declared.ScheduleOptions)}\n"
         f"## Exceptions\n\n{raised}\n"
         f"## Client, AsyncClient\n\n{_text(sync.Client)} `AsyncClient` has the same methods, to be awaited; its "
-        f"lists are asynchronous iterators.\n\n{_line('wait', sync.Client.wait)}{_calls()}"
+        f"lists are asynchronous iterators.\n\n{_line('wait', sync.Client.wait)}"
+        f"{_line('wait_workflow', sync.Client.wait_workflow)}{_calls()}"
     )
 
 
@@ -68,14 +75,14 @@ def _text(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").split())
 
 
-def _options() -> str:
+def _options(of: type) -> str:
     """Each option with its type and the comment behind it."""
-    rows = "".join(f"| `{name}` | `{kind}` | {comment} |\n" for name, kind, comment in _declared_options())
+    rows = "".join(f"| `{name}` | `{kind}` | {comment} |\n" for name, kind, comment in _declared_options(of))
     return "| option | type | |\n| --- | --- | --- |\n" + rows
 
 
-def _declared_options() -> Iterator[tuple[str, str, str]]:
-    source = inspect.getsource(declared.JobOptions)
+def _declared_options(of: type) -> Iterator[tuple[str, str, str]]:
+    source = inspect.getsource(of)
     lines = source.splitlines()
     [body] = ast.parse(source).body
     assert isinstance(body, ast.ClassDef)

@@ -6,6 +6,7 @@ from typing import assert_type
 
 from tocsin import App, Context
 from tocsin.client.job import Run
+from tocsin.client.workflow import WorkflowRun
 
 app = App("reports")
 
@@ -20,7 +21,16 @@ def hourly(day: str) -> int:
     return len(day)
 
 
+with app.workflow("nightly", cron="0 2 * * *") as nightly:
+    daily >> [hourly, hourly.step("again", day="monday")]
+    [daily, hourly] >> daily.step("last").on("failure")
+    hourly.on("sometimes")  # wrong
+    daily >> "hourly"  # wrong
+app.workflow("hourly", daily >> hourly.map("daily.days", max=5), corn="0 2 * * *")  # wrong
+
+
 async def main() -> None:
+    assert_type(await nightly.submit(day="monday"), WorkflowRun)
     run = await daily.submit(region="eu")
     assert_type(run, Run[dict[str, int]])
     assert_type((await run.wait()).result, dict[str, int])

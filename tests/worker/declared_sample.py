@@ -101,3 +101,7 @@ async def crashes() -> None:
 @app.job
 async def together() -> int:
     return os.getpid()
+
+
+with app.workflow("sdk-nightly", cron="0 2 * * *"):
+    daily >> typed >> ends.on("failure")

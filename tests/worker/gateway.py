@@ -48,6 +48,7 @@ class Gateway:
         self.notes_waiting = 0
         self.jobs: dict[str, dict[str, Any]] = {}
         self.puts: list[str] = []
+        self.workflows: dict[str, Any] = {}
         self.refuse_job: tuple[int, dict[str, Any]] | None = None
         self.payloads: dict[str, bytes] = {}
         self.parents: dict[tuple[str, str], Any] = {}  # by (run_id, token)
@@ -69,6 +70,7 @@ class Gateway:
         app.router.add_post("/v1/worker/{id}/logs", self._logs)
         app.router.add_post("/v1/worker/{id}/notes", self._notes)
         app.router.add_put("/v1/jobs/by-name/{name}", self._put_job)
+        app.router.add_put("/v1/workflows/by-name/{name}", self._put_workflow)
         app.router.add_get("/v1/jobs", self._list_jobs)
         app.router.add_get("/v1/payloads/{token}", self._payload)
         app.router.add_get("/v1/runs/{id}/parents", self._parents)
@@ -292,6 +294,10 @@ class Gateway:
         self.jobs[name] = {"name": name, "version": version, "schedule": body["schedule"], "body": body}
         await self._tell()
         return web.json_response(self.jobs[name])
+
+    async def _put_workflow(self, request: web.Request) -> web.Response:
+        body = self.workflows[request.match_info["name"]] = await request.json()
+        return web.json_response({"name": body["name"], "version": 1, "schedule": body["schedule"]})
 
     async def _list_jobs(self, request: web.Request) -> web.Response:
         key, _, value = request.query["tag"].partition(":")

@@ -50,6 +50,23 @@ async def test_a_worker_makes_its_jobs_before_it_takes_runs_and_the_next_one_cha
             "tags": {"tocsin.app": "sdk"},
         }
         assert set(gateway.registered[0].functions) == set(gateway.jobs)
+        assert gateway.workflows["sdk-nightly"] == {
+            "name": "sdk-nightly",
+            "schedule": {"cron": "0 2 * * *"},
+            "tags": {"tocsin.app": "sdk"},
+            "jobs": {
+                "daily": {
+                    "target": {"kind": "python", "function": "sdk.daily"},
+                    "retry": {"max_attempts": 6},
+                    "timeout": "10m",
+                },
+                "typed": {"target": {"kind": "python", "function": "sdk.typed"}, "depends_on": ["daily"]},
+                "ends": {
+                    "target": {"kind": "python", "function": "sdk.ends"},
+                    "depends_on": [{"job": "typed", "on": "failure"}],
+                },
+            },
+        }
 
 
 async def test_a_job_that_is_declared_no_more_is_named_and_left_alone(capfd: pytest.CaptureFixture[str]) -> None:

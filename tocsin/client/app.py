@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from tocsin.client import declared
 from tocsin.client.context import Context
-from tocsin.client.declared import JobOptions
+from tocsin.client.declared import JobOptions, WorkflowOptions
 from tocsin.client.failures import GiveUp, Retry
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from tocsin.client.arguments import Arguments
     from tocsin.client.job import Backend, Job
+    from tocsin.client.steps import Part, Step
     from tocsin.client.testing import Testing
+    from tocsin.client.workflow import Workflow
 
 __all__ = ["App", "Context", "Function", "GiveUp", "Retry"]
 
@@ -96,6 +98,7 @@ class App:
         self.name = name
         self.functions: dict[str, Function] = {}
         self.jobs: dict[str, Job[..., Any]] = {}
+        self.workflows: dict[str, Workflow] = {}
         self._connection = {"url": url, "key": key, "tenant": tenant}
         self._backend: Backend | None = None
 
@@ -156,12 +159,35 @@ class App:
 
         return declare if call is None else declare(call)
 
-    def register(self) -> Any:
-        """Make the jobs on the server what is declared here, as a worker does when it starts; their documents.
+    # ── workflows ────────────────────────────────────────────────────────────────────────────────────────────────
 
-        In async code await it. The key must be an editor's.
+    def workflow(self, name: str, /, *parts: Part, **options: Unpack[WorkflowOptions]) -> Workflow:
+        """Jobs that wait for each other, with one schedule: what is joined by `>>` in its `with` block, or given here.
+
+        with app.workflow("nightly", cron="0 2 * * *") as nightly:
+            extract >> [clean, check] >> load
+            load >> report.on("failure")
         """
-        return self.backend.register([job.document for job in self.jobs.values()])
+        from tocsin.client.workflow import Workflow
+
+        if name in self.workflows:
+            raise ValueError(f"two workflows are named {name!r}")
+        workflow = Workflow(self, name, declared.checked_workflow(dict(options)))
+        self.workflows[name] = workflow.add(*parts)
+        return workflow
+
+    def step(self, name: str, /, *, target: Mapping[str, Any], **more: Any) -> Step:
+        """A step of a workflow that is no function of this app: a program, a request, a container. `target` and the
+        rest are as in a job document."""
+        from tocsin.client.steps import Step
+
+        return Step(name, declared.plain({"target": target, **more}))
+
+    def register(self) -> Any:
+        """Make the jobs and workflows on the server what is declared here, as a worker does when it starts; their
+        documents. In async code await it. The key must be an editor's."""
+        jobs = [job.document for job in self.jobs.values()]
+        return self.backend.register(jobs, [workflow.document for workflow in self.workflows.values()])
 
     @property
     def backend(self) -> Backend:

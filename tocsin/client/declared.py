@@ -1,4 +1,4 @@
-"""What `@app.job(…)` may say, and the job document that it makes. Standard library only."""
+"""What `@app.job(…)` and `app.workflow(…)` may say, and the documents that they make. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ _WITH_SCHEDULE = ("timezone", "starting_at", "until", "max_runs", "calendar", "j
 _SDK_ONLY = ("name", "isolation", "retries", "retry", "tags", "description")
 
 
-class JobOptions(TypedDict, total=False):
-    """What a job declares of itself; what it leaves out is as in the API. Lengths of time are "10m", a `timedelta` or
-    seconds; instants are RFC 3339 or a `datetime` with a time zone."""
+class ScheduleOptions(TypedDict, total=False):
+    """When it is due by itself; without any of them, when it is submitted."""
 
-    name: str  # else the app's name and the function's
     cron: str
     every: Length
     interval: str
@@ -38,6 +36,13 @@ class JobOptions(TypedDict, total=False):
     jitter: Length
     dst: Mapping[str, str]
     misfire: Mapping[str, Any]
+
+
+class JobOptions(ScheduleOptions, total=False):
+    """What a job declares of itself; what it leaves out is as in the API. Lengths of time are "10m", a `timedelta` or
+    seconds; instants are RFC 3339 or a `datetime` with a time zone."""
+
+    name: str  # else the app's name and the function's
     retries: int  # after the first attempt
     retry: Mapping[str, Any]  # in `retry_on` and `give_up_on` exception classes may stand for their names
     timeout: Length
@@ -58,38 +63,86 @@ class JobOptions(TypedDict, total=False):
     description: str  # else the first line of the function's docstring
 
 
+class WorkflowOptions(ScheduleOptions, total=False):
+    """What a workflow declares of itself."""
+
+    timeout: Length  # of a run of the whole
+    start_deadline: Length
+    priority: int  # of its jobs, too, unless they have their own
+    overlap: Literal["skip", "queue", "queue_all", "allow", "replace"]
+    max_concurrency: int  # runs of the whole at once
+    tags: Mapping[str, str]
+    description: str
+
+
 def checked(given: dict[str, Any]) -> JobOptions:
     """Refuse what only a programmer can get wrong; the server judges the rest."""
-    if unknown := given.keys() - JobOptions.__annotations__.keys():
-        raise TypeError(f"@app.job() takes no option {', '.join(sorted(unknown))}")
+    _refuse_unknown("@app.job()", given, JobOptions)
     options = cast(JobOptions, given)
     if options.get("isolation", "thread") not in ("thread", "process"):
         raise ValueError(f'isolation is "thread" or "process", not {options["isolation"]!r}')
     if "retries" in options and "max_attempts" in options.get("retry", {}):
         raise ValueError("retries and retry['max_attempts'] say the same: give one of them")
-    kinds = [kind for kind in _SCHEDULE if kind in options]
-    if len(kinds) > 1:
-        raise ValueError(f"a job has one schedule, not {' and '.join(kinds)}")
-    if not kinds and (stray := [name for name in _WITH_SCHEDULE if name in options]):
-        raise ValueError(f"without a schedule, {', '.join(stray)} would mean nothing")
+    _check_schedule("a job", given)
     return options
+
+
+def checked_workflow(given: dict[str, Any]) -> WorkflowOptions:
+    """The same for a workflow."""
+    _refuse_unknown("app.workflow()", given, WorkflowOptions)
+    _check_schedule("a workflow", given)
+    return cast(WorkflowOptions, given)
+
+
+def _refuse_unknown(call: str, given: dict[str, Any], known: type) -> None:
+    if unknown := given.keys() - known.__annotations__.keys():
+        raise TypeError(f"{call} takes no option {', '.join(sorted(unknown))}")
+
+
+def _check_schedule(what: str, given: dict[str, Any]) -> None:
+    kinds = [kind for kind in _SCHEDULE if kind in given]
+    if len(kinds) > 1:
+        raise ValueError(f"{what} has one schedule, not {' and '.join(kinds)}")
+    if not kinds and (stray := [name for name in _WITH_SCHEDULE if name in given]):
+        raise ValueError(f"without a schedule, {', '.join(stray)} would mean nothing")
 
 
 def document(function: Function, app: str, options: JobOptions) -> dict[str, Any]:
     """The job as the API takes it."""
+    schedule, others = _split(options)
+    return plain(
+        {
+            "name": function.name,
+            "target": {"kind": "python", "function": function.name},
+            "schedule": schedule,
+            "retry": _retry(options),
+            "tags": _tags(app, options),
+            "description": options.get("description", _first_line(function.call.__doc__)),
+            **{name: value for name, value in others.items() if name not in _SDK_ONLY},
+        }
+    )
+
+
+def workflow_document(name: str, app: str, options: WorkflowOptions, jobs: Mapping[str, Any]) -> dict[str, Any]:
+    """The workflow as the API takes it."""
+    schedule, others = _split(options)
+    return plain({"name": name, "schedule": schedule, **others, "tags": _tags(app, options), "jobs": jobs})
+
+
+def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schedule, and all the rest."""
     schedule = {name: value for name, value in options.items() if name in (*_SCHEDULE, *_WITH_SCHEDULE)}
-    rest = {name: value for name, value in options.items() if name not in schedule and name not in _SDK_ONLY}
-    doc = {
-        "name": function.name,
-        "target": {"kind": "python", "function": function.name},
-        "schedule": schedule or {"manual": True},
-        "retry": _retry(options),
-        "tags": {APP_TAG: app, **options.get("tags", {})} if app else options.get("tags", {}),
-        "description": options.get("description", _first_line(function.call.__doc__)),
-        **rest,
-    }
-    plain: dict[str, Any] = _plain({name: value for name, value in doc.items() if value not in ({}, "")})
-    return plain
+    return schedule or {"manual": True}, {name: value for name, value in options.items() if name not in schedule}
+
+
+def _tags(app: str, options: Mapping[str, Any]) -> dict[str, str]:
+    tags: dict[str, str] = dict(options.get("tags", {}))
+    return {APP_TAG: app, **tags} if app else tags
+
+
+def plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as JSON has it, without what says nothing."""
+    return {name: _plain(value, name) for name, value in document.items() if value not in ({}, "")}
 
 
 def length(value: Length) -> str:

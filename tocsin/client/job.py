@@ -7,11 +7,12 @@ happened when the call returns. What is said to the server stands here once, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from tocsin.client.context import in_async_code
 from tocsin.client.declared import Moment, length, moment
 from tocsin.client.failures import Length
+from tocsin.client.steps import Flow, Joinable, On, Step, step_of
 from tocsin.errors import TocsinError
 
 if TYPE_CHECKING:
@@ -47,8 +48,14 @@ class Backend(Protocol):
     def wait(self, run_id: str, timeout: float | None) -> Answer:
         """Until the run has ended; its document. Raises `TimeoutError`."""
 
-    def register(self, documents: list[Document]) -> Answer:
-        """Make these jobs what they say; as they are then."""
+    def submit_workflow(self, name: str, asked: Document) -> Answer:
+        """Ask for a run of a workflow; its document."""
+
+    def wait_workflow(self, run_id: str, timeout: float | None) -> Answer:
+        """Until the workflow's run has ended; its document, with its graph. Raises `TimeoutError`."""
+
+    def register(self, jobs: list[Document], workflows: list[Document]) -> Answer:
+        """Make these what they say; as they are then."""
 
 
 class _Both(Generic[T]):
@@ -106,8 +113,7 @@ class Run(_Both[R]):
         """What the function returned, as JSON has it; raises `RunFailed` if it ended otherwise, and `RuntimeError` if
         the run was not waited for."""
         if self.state == "succeeded":
-            result: R = self.document["result"]
-            return result
+            return cast(R, self.document.get("result"))
         from tocsin.model.states import FINAL
 
         if self.state in FINAL:
@@ -134,8 +140,9 @@ class Runs(_Both[R], list[Run[R]]):
         self.extend(Run(self._backend, document) for document in answer)
 
 
-class Job(Generic[P, R]):
-    """A function as a job. Called, it is the function itself; submitted, it runs on a worker."""
+class Job(Joinable, Generic[P, R]):
+    """A function as a job. Called, it is the function itself; submitted, it runs on a worker. In a workflow, `a >> b`
+    lets b wait for a."""
 
     def __init__(self, app: App, function: Function, document: Document, options: Document | None = None) -> None:
         self.app = app
@@ -178,6 +185,24 @@ class Job(Generic[P, R]):
         options = {name: value for name, value in given.items() if value is not None}
         return Job(self.app, self.function, self.document, self._options | options)
 
+    def step(self, name: str | None = None, /, **kwargs: Any) -> Step:
+        """The job as a step of a workflow under another name, or with arguments of its own."""
+        return step_of(self.name, self.document, name, kwargs)
+
+    def on(self, condition: On) -> Step:
+        """In a workflow: to be run when those before it ended so, in `success`, in `failure` (dead), or, by
+        `completion`, however they ended."""
+        return self.step().on(condition)
+
+    def map(self, over: str, *, max: int | None = None) -> Step:
+        """In a workflow: one run for each element of a list that a job before it returns. `over` names that job, and
+        the keys that lead to the list if it is not the whole result, as in "extract.files"."""
+        return self.step().map(over, max=max)
+
+    def parts(self) -> Flow:
+        """The graph of this job alone."""
+        return self.step().parts()
+
     def _one(self, when: Document, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run[R]:
         backend = self.app.backend
         return Run(backend, backend.submit(self.function, [self._request(when, args, kwargs)]))
@@ -205,15 +230,24 @@ class Server:
 
     def submit(self, job: Function, asked: list[Document]) -> Answer:
         """Ask for runs of a job, which is known by its name."""
-        return self._hold(lambda: _submitting(job.name, asked, self._job_ids))
+        return self._hold(lambda: _submitting(job.name, self._job_ids, lambda job_id: _asking(job_id, asked)))
 
     def wait(self, run_id: str, timeout: float | None) -> Answer:
         """Until the run has ended."""
         return self._async_client.wait(run_id, timeout) if in_async_code() else self._sync_client.wait(run_id, timeout)
 
-    def register(self, documents: list[Document]) -> Answer:
-        """Make the jobs of these names what these documents say."""
-        return self._hold(lambda: registering(documents))
+    def submit_workflow(self, name: str, asked: Document) -> Answer:
+        """Ask for a run of a workflow, which is known by its name."""
+        return self._hold(lambda: _submitting(name, self._job_ids, lambda job_id: _asking_for_workflow(job_id, asked)))
+
+    def wait_workflow(self, run_id: str, timeout: float | None) -> Answer:
+        """Until the workflow's run has ended."""
+        client = self._async_client if in_async_code() else self._sync_client
+        return client.wait_workflow(run_id, timeout)
+
+    def register(self, jobs: list[Document], workflows: list[Document]) -> Answer:
+        """Make the jobs and workflows of these names what these documents say."""
+        return self._hold(lambda: registering(jobs, workflows))
 
     def _hold(self, talk: Callable[[], Talk[T]]) -> Answer:
         return _held_async(self._async_client, talk()) if in_async_code() else _held(self._sync_client, talk())
@@ -273,30 +307,39 @@ async def _held_async(client: AsyncClient, talk: Talk[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-def registering(documents: Iterable[Document]) -> Talk[list[Document]]:
-    """Make each job what its document says; the same again changes nothing."""
-    from tocsin.client import calls
+def registering(jobs: Iterable[Document], workflows: Iterable[Document]) -> Talk[list[Document]]:
+    """Make each job and workflow what its document says; the same again changes nothing."""
+    from tocsin.client import calls, workflow_calls
 
     made = []
-    for document in documents:
+    for document in jobs:
         made.append((yield calls.put_job(document["name"], document)))
+    for document in workflows:
+        made.append((yield workflow_calls.put_workflow(document["name"], document)))
     return made
 
 
-def _submitting(name: str, asked: list[Document], known: dict[str, str]) -> Talk[list[Document]]:
+def _submitting(name: str, known: dict[str, str], asking: Callable[[str], Talk[T]]) -> Talk[T]:
     """Ask for runs of the job of a name; an id that is remembered may be that of a job deleted since."""
     from tocsin.client.core import ApiError
 
     if name in known:
         try:
-            return (yield from _asking(known[name], asked))
+            return (yield from asking(known[name]))
         except ApiError as refused:
             if refused.status not in (404, 409):
                 raise
     from tocsin.client import calls
 
     known[name] = (yield calls.get_named_job(name))["id"]
-    return (yield from _asking(known[name], asked))
+    return (yield from asking(known[name]))
+
+
+def _asking_for_workflow(workflow_id: str, asked: Document) -> Talk[Document]:
+    from tocsin.client import workflow_calls
+
+    answer: Document = yield workflow_calls.run_workflow(workflow_id, **asked)
+    return answer
 
 
 def _asking(job_id: str, asked: list[Document]) -> Talk[list[Document]]:

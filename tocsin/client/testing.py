@@ -1,4 +1,4 @@
-"""`app.testing()`: jobs in the process of a test, without a server, on a clock that the test moves.
+"""`app.testing()`: jobs and workflows in the process of a test, without a server, on a clock that the test moves.
 
 The rules are the server's own (schedules, retries, arguments); what it takes a fleet to have is left out: runs take no
 time, so nothing overlaps, waits for a limit, times out or is lost. Nor are the server's calendars known here.
@@ -7,12 +7,13 @@ time, so nothing overlaps, waits for a limit, times out or is lost. Nor are the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import inspect
 import itertools
 import random
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -27,6 +28,7 @@ from tocsin.client.declared import Moment, moment
 from tocsin.client.failures import Failure, Length, meaning, seconds_of
 from tocsin.client.job import Answer, Run, Runs
 from tocsin.client.stream import id_of
+from tocsin.client.testing_workflows import WorkflowProgress
 from tocsin.clock import iso
 from tocsin.model.ids import new_id
 from tocsin.model.job import JobSpec, RunRequest, check
@@ -34,6 +36,8 @@ from tocsin.model.retry import after_failure
 from tocsin.model.scalars import Instant
 from tocsin.model.schedule import check_schedule, spread, timetable
 from tocsin.model.timetable import TICK
+from tocsin.model.workflow import WorkflowSpec, head_spec, node_specs
+from tocsin.model.workflow import check as check_workflow
 
 if TYPE_CHECKING:
     from tocsin.client.core import Document
@@ -42,19 +46,33 @@ _MOST_ATTEMPTS = 100_000  # in one move of the clock; more is a job that submits
 
 
 class _Declared:
-    """A job under test: its document, read as the server reads it, and its next occurrence."""
+    """A job under test, the head of a workflow or one of its nodes: its document, and its next occurrence."""
 
-    def __init__(self, function: Function, document: Document, now: datetime) -> None:
-        self.function = function
-        self.spec: JobSpec = wire.decode_job_spec(wire.encode(document))
-        check(self.spec)
-        schedule = self.spec.schedule
+    def __init__(self, spec: JobSpec, now: datetime, function: Function | None, workflow: WorkflowSpec | None) -> None:
+        self.spec, self.function, self.workflow = spec, function, workflow
+        schedule, self.name = spec.schedule, str(spec.name)
         assert schedule is not None
-        check_schedule(schedule, now, function.name)
-        self._timetable = timetable(schedule, now, function.name)
+        check_schedule(schedule, now, self.name)
+        self._timetable = timetable(schedule, now, self.name)
         self._left = schedule.max_runs
-        self.late_by = spread(schedule, function.name)
+        self.late_by = spread(schedule, self.name)
         self.next_at = self._timetable.next_after(now - TICK)
+
+    @classmethod
+    def of_job(cls, document: Document, function: Function, now: datetime) -> Self:
+        """A job, read as the server reads it."""
+        spec: JobSpec = wire.decode_job_spec(wire.encode(document))
+        check(spec)
+        return cls(spec, now, function, None)
+
+    @classmethod
+    def of_workflow(cls, document: Document, functions: Mapping[str, Function], now: datetime) -> Iterator[Self]:
+        """The head of a workflow and its nodes."""
+        workflow: WorkflowSpec = wire.decode_workflow_spec(wire.encode(document))
+        check_workflow(workflow)
+        yield cls(head_spec(workflow), now, None, workflow)
+        for spec in node_specs(workflow).values():
+            yield cls(spec, now, functions.get(getattr(spec.target, "function", "")), None)
 
     def occur(self) -> datetime:
         """The occurrence that is due; the next one comes after it."""
@@ -73,11 +91,13 @@ class _TestRun:
         self.job = job
         self.ready_at = ready_at
         self.args = {} if args is None else args
+        self.parents: dict[str, Document] = {}
+        self.then: Callable[[Document], None] | None = None  # to be told of its end
         self.checkpoint: Any = None
         self.log: list[tuple[str, str]] = []
         self.document: Document = {
             "id": new_id(scheduled_for),
-            "job_name": job.function.name,
+            "job_name": job.name,
             "state": "staged",
             "outcome": None,
             "attempt": 0,
@@ -93,7 +113,7 @@ class _TestRun:
 
 
 class Testing:
-    """The app's jobs without a server. A context; in async tests `advance` and `run` are awaited."""
+    """The app's jobs and workflows without a server. A context; in async tests `advance` and `run` are awaited."""
 
     __test__ = False  # not a test itself, whatever pytest thinks of its name
 
@@ -101,7 +121,10 @@ class Testing:
         self.now = datetime.now(UTC) if now is None else Instant.parse(moment(now)).at
         self._app = app
         self._rng = random.Random(seed)
-        self._jobs = {job.name: _Declared(job.function, job.document, self.now) for job in app.jobs.values()}
+        self._jobs = {job.name: _Declared.of_job(job.document, job.function, self.now) for job in app.jobs.values()}
+        for workflow in app.workflows.values():
+            parts = _Declared.of_workflow(workflow.document, app.functions, self.now)
+            self._jobs |= {part.name: part for part in parts}
         self._staged: list[tuple[datetime, int, _TestRun]] = []
         self._serial = itertools.count()
         self._runs: dict[str, _TestRun] = {}
@@ -158,9 +181,17 @@ class Testing:
         """The run, if it has ended when all that is due now has run."""
         return self._waited_async(run_id) if in_async_code() else self._over(run_id, self._play(self.now))
 
-    def register(self, documents: list[Document]) -> Answer:
-        """There is nothing to make: every declared job is there."""
-        return self._given(documents)
+    def submit_workflow(self, name: str, asked: Document) -> Answer:
+        """Ask for a run of a workflow; it begins when the test says so."""
+        return self._given(self._stage(name, asked))
+
+    def wait_workflow(self, run_id: str, timeout: float | None) -> Answer:
+        """The workflow's run, if it has ended when all that is due now has run."""
+        return self.wait(run_id, timeout)
+
+    def register(self, jobs: list[Document], workflows: list[Document]) -> Answer:
+        """There is nothing to make: all that is declared is there."""
+        return self._given([*jobs, *workflows])
 
     def _given(self, answer: Any) -> Answer:
         async def later() -> Any:
@@ -175,6 +206,8 @@ class Testing:
         document = self._runs[run_id].document
         if document["state"] == "staged":
             raise TimeoutError(f"the run is due at {document['ready_at']}, and the clock stands at {iso(self.now)}")
+        if document["state"] == "running":
+            raise TimeoutError(f"jobs of the workflow are due later, and the clock stands at {iso(self.now)}")
         return document
 
     def _stage(self, name: str, asked: Document) -> Document:
@@ -209,7 +242,7 @@ class Testing:
         played: dict[str, Document] = {}
         for run in self._due(until, played):
             try:
-                if run.job.function.is_async:
+                if run.job.function is not None and run.job.function.is_async:
                     result = await self._invoke(run)
                 else:  # in a thread, as on a worker: there it may submit and block
                     result = await asyncio.to_thread(self._invoke, run)
@@ -226,7 +259,10 @@ class Testing:
             if run is None:
                 return
             played[run.document["id"]] = run.document
-            yield run
+            if run.job.workflow is None:
+                yield run
+            else:
+                self._begin(run, run.job.workflow)
         raise RuntimeError(f"{_MOST_ATTEMPTS:,} attempts in one move of the clock: does a job submit itself for ever?")
 
     def _next(self, until: datetime) -> _TestRun | None:
@@ -242,10 +278,27 @@ class Testing:
         self.now = max(self.now, run.ready_at)
         return run
 
+    # ── workflows ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, head: _TestRun, spec: WorkflowSpec) -> None:
+        def stage(node: str, args: dict[str, Any] | None, parents: dict[str, Document], place: int) -> None:
+            job = self._jobs[f"{spec.name}.{node}"]
+            if job.function is None:
+                raise RuntimeError(f"{job.name} is no function of this app, and nothing else can be run here")
+            run = _TestRun(job, self.now, self.now, args, "dependency")
+            run.parents = parents
+            run.then = functools.partial(progress.ended, node, place)
+            run.document["workflow_run_id"] = head.document["id"]
+            self._add(run)
+
+        progress = WorkflowProgress(spec, head.document, head.args or None, stage)
+        progress.begin()
+
     # ── attempts ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _invoke(self, run: _TestRun) -> Any | Coroutine[Any, Any, Any]:
         function, document, target = run.job.function, run.document, run.job.spec.target
+        assert function is not None
         document["attempt"] += 1
         document["state"] = "running"
         own = {**getattr(target, "kwargs", {}), **run.args}
@@ -254,13 +307,14 @@ class Testing:
             return function.call(*args, **kwargs)
         context = Context(
             run_id=document["id"],
-            job_id=function.name,
-            job_name=function.name,
+            job_id=run.job.name,
+            job_name=run.job.name,
             attempt=document["attempt"],
             fence=document["attempt"],
             scheduled_for=datetime.fromisoformat(document["scheduled_for"]),
             args=run.args,
             saved=run.checkpoint,
+            parents=run.parents,
             host=_TestHost(self, run),
         )
         return function.call(context, *args, **kwargs)
@@ -270,7 +324,7 @@ class Testing:
             stored = msgspec.json.decode(msgspec.json.encode(result))
         except Exception as exc:
             return self._fail(run, Failure("result"), f"the result cannot be stored as JSON: {exc}")
-        run.document |= {"state": "succeeded", "outcome": "succeeded", "result": stored, "error": None}
+        self._end(run, {"state": "succeeded", "outcome": "succeeded", "result": stored, "error": None})
 
     def _fail(self, run: _TestRun, failure: Failure, message: str) -> None:
         run.document["failures"] += 1
@@ -284,11 +338,15 @@ class Testing:
             give_up=failure.give_up,
         ).delay
         if delay is None:
-            run.document["state"] = "dead"
-            return
+            return self._end(run, {"state": "dead"})
         run.ready_at = self.now + timedelta(seconds=delay)
         run.document |= {"state": "staged", "ready_at": iso(run.ready_at)}
         self._add(run)
+
+    def _end(self, run: _TestRun, end: Document) -> None:
+        run.document |= end
+        if run.then is not None:
+            run.then(run.document)
 
 
 class _TestHost:

@@ -80,8 +80,8 @@ class Agent:
     async def _work(self) -> None:
         for executor in self._executors.values():
             await executor.open()
-        if self._python is not None and self._python.jobs:
-            await self._unless_drained(declare(self._python.jobs, self._editor))
+        if self._python is not None:
+            await self._unless_drained(declare(self._python.jobs, self._editor, self._python.workflows))
         await self._sessions()
 
     async def _unless_drained(self, work: Coroutine[Any, Any, None]) -> None:

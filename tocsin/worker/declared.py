@@ -1,4 +1,4 @@
-"""Makes the jobs that a module declares what it says, before its worker takes any of their runs.
+"""Makes the jobs and workflows that a module declares what it says, before its worker takes any of their runs.
 
 With a key of its own: a worker's may only work. Several workers that start at once say the same, and the same again
 changes nothing, so that they make one version.
@@ -7,14 +7,14 @@ changes nothing, so that they make one version.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from tocsin import wire
-from tocsin.client import calls
+from tocsin.client import calls, workflow_calls
 from tocsin.client.core import Answer, ApiError, Call, Document, Request, Retries, T, Unreachable, exchange, next_page
 from tocsin.client.credentials import Credentials
 from tocsin.client.declared import APP_TAG
@@ -30,40 +30,44 @@ _NOT_ALLOWED = (401, 403)
 _OVER = "never_fires"  # its schedule had an end, and that has come
 
 
-async def declare(jobs: list[Document], credentials: Credentials | None) -> None:
-    """Make the jobs what these documents say. Raises `SetupError` if the server refuses one.
+async def declare(jobs: list[Document], credentials: Credentials | None, workflows: Sequence[Document] = ()) -> None:
+    """Make the jobs and workflows what these documents say. Raises `SetupError` if the server refuses one.
 
     Without a key that may do so the worker works all the same: its functions may be jobs of somebody else's making."""
-    if not jobs:
+    declared = [*jobs, *workflows]
+    if not declared:
         return
     if credentials is None:
-        log.warning("the jobs of the module are not made: no TOCSIN_KEY is known", jobs=[job["name"] for job in jobs])
+        names = [each["name"] for each in declared]
+        log.warning("the jobs of the module are not made: no TOCSIN_KEY is known", jobs=names)
         return
     headers = {"Authorization": f"Bearer {credentials.key}"}
     async with aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT) as session:
         api = _Api(session, credentials.url)
         try:
             for job in jobs:
-                await _make(api, job)
-            await _name_strays(api, jobs)
+                _check(job)
+                await _make(api, "job", job, calls.put_job(job["name"], job))
+            for workflow in workflows:
+                await _make(api, "workflow", workflow, workflow_calls.put_workflow(workflow["name"], workflow))
+            await _name_strays(api, declared)
         except ApiError as refused:
             if refused.status not in _NOT_ALLOWED:
                 raise
             log.warning("the jobs of the module are not made: TOCSIN_KEY must be an editor's", why=str(refused))
 
 
-async def _make(api: _Api, job: Document) -> None:
-    _check(job)
+async def _make(api: _Api, what: str, document: Document, call: Call[Document]) -> None:
     try:
-        made = await api.send(calls.put_job(job["name"], job))
+        made = await api.send(call)
     except ApiError as refused:
         if refused.status in _NOT_ALLOWED:
             raise
         if refused.code != _OVER:
-            raise SetupError(f"the job {job['name']} is refused: {refused}") from None
-        log.warning("a declared schedule is over, and was left as it is", job=job["name"], why=refused.detail)
+            raise SetupError(f"the {what} {document['name']} is refused: {refused}") from None
+        log.warning("a declared schedule is over, and was left as it is", job=document["name"], why=refused.detail)
     else:
-        log.info("job", name=made["name"], version=made["version"], schedule=made["schedule"].get("description"))
+        log.info(what, name=made["name"], version=made["version"], schedule=made["schedule"].get("description"))
 
 
 def _check(job: Document) -> None:
@@ -76,11 +80,11 @@ def _check(job: Document) -> None:
         raise SetupError(f"the job {job['name']} is declared to run once: submit it then, with .submit_at(…)")
 
 
-async def _name_strays(api: _Api, jobs: list[Document]) -> None:
+async def _name_strays(api: _Api, declared: list[Document]) -> None:
     """Say which jobs of these apps are declared no more. They stay: another worker may well declare them still."""
-    declared = {job["name"] for job in jobs}
-    for app in {job["tags"][APP_TAG] for job in jobs if APP_TAG in job.get("tags", {})}:
-        stray = [name for name in await _names(api, app) if name not in declared]
+    names = {each["name"] for each in declared}
+    for app in {each["tags"][APP_TAG] for each in declared if APP_TAG in each.get("tags", {})}:
+        stray = [name for name in await _names(api, app) if name not in names]
         if stray:
             log.warning("jobs of this app that it does not declare; `tocsin job cancel` ends one", app=app, jobs=stray)
 

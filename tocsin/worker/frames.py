@@ -76,12 +76,13 @@ class Done(Struct, array_like=True, gc=False):
 
 class Hello(Struct, array_like=True):
     """The runner's first words: what it can call, or why it cannot start; which of that wants a process of its own, and
-    the jobs that are declared with it."""
+    the jobs and workflows that are declared with it."""
 
     functions: list[str]
     error: str = ""
     isolated: list[str] = []
     jobs: list[dict[str, Any]] = []
+    workflows: list[dict[str, Any]] = []
 
 
 class Output(Struct, array_like=True, gc=False):

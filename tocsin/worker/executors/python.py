@@ -66,6 +66,7 @@ class PythonExecutor(Executor):
         super().__init__()
         self.functions: list[str] = []
         self.jobs: list[dict[str, Any]] = []  # as the module declares them
+        self.workflows: list[dict[str, Any]] = []
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._command = [sys.executable, "-m", "tocsin.worker.runner", module, url]
         self._family = family
@@ -86,6 +87,7 @@ class PythonExecutor(Executor):
 
     def _learn(self, hello: Hello) -> None:
         self.functions, self.jobs, self._isolated = hello.functions, hello.jobs, frozenset(hello.isolated)
+        self.workflows = hello.workflows
 
     def start(self, attempts: list[Attempt]) -> None:
         if self._isolated:

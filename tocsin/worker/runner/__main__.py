@@ -45,6 +45,7 @@ async def serve(reference: str, url: str, slots: int, sock: socket.socket, table
         app = load(reference)
         functions.update(app.functions)
         jobs = [job.document for job in app.jobs.values()]
+        workflows = [workflow.document for workflow in app.workflows.values()]
         for function in functions.values():
             function.arguments  # noqa: B018 — now, so that no run waits for it
     except BaseException as exc:
@@ -52,7 +53,7 @@ async def serve(reference: str, url: str, slots: int, sock: socket.socket, table
         calls.greet(f"{reference} cannot be loaded: {type(exc).__name__}: {exc}")
     else:
         gc.freeze()
-        calls.greet(jobs=jobs)
+        calls.greet(jobs=jobs, workflows=workflows)
     await asyncio.Event().wait()
 
 

@@ -55,11 +55,14 @@ class Calls:
         self.notes = Notes(self._wake_from_anywhere)
         self.channel: Channel | None = None
 
-    def greet(self, error: str = "", jobs: Iterable[dict[str, Any]] = ()) -> None:
+    def greet(
+        self, error: str = "", jobs: Iterable[dict[str, Any]] = (), workflows: Iterable[dict[str, Any]] = ()
+    ) -> None:
         """The first frame."""
         assert self.channel is not None
         isolated = sorted(name for name, function in self._functions.items() if function.isolated)
-        self.channel.send(_encode(Replies(hello=Hello(sorted(self._functions), error, isolated, list(jobs)))))
+        hello = Hello(sorted(self._functions), error, isolated, list(jobs), list(workflows))
+        self.channel.send(_encode(Replies(hello=hello)))
 
     def on_frame(self, frame: bytes) -> None:
         """Orders of the agent."""
