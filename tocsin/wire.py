@@ -221,9 +221,36 @@ class NewSecret(_Body):
 class Page(Struct, kw_only=True):
     items: list[Any]
     next_cursor: str | None = None
+_Pattern = Annotated[str, Meta(pattern=PATTERN)]
+_Slug = Annotated[str, Meta(max_length=63, pattern=_LABEL)]
+_ScopedTag = Annotated[str, Meta(max_length=400, pattern=r"^[^:\x00]+:[^\x00]*$")]
+
+
+class KeyScopes(_Body):
+    """What a key is kept to. `jobs`: those whose name fits one of these patterns (`*` stands for any characters);
+    `tags`: those with one of these, written `key:value`. Of a worker key, `pools` and `tenants` that it may serve."""
+
+    jobs: Annotated[list[_Pattern], Meta(min_length=1, max_length=50)] | UnsetType = UNSET
+    tags: Annotated[list[_ScopedTag], Meta(min_length=1, max_length=50)] | UnsetType = UNSET
+    pools: Annotated[list[Name], Meta(min_length=1, max_length=200)] | UnsetType = UNSET
+    tenants: Annotated[list[_Slug], Meta(min_length=1, max_length=1000)] | UnsetType = UNSET
+
+
 
 
 class RunError(Struct, kw_only=True):
+    scopes: KeyScopes | UnsetType = UNSET
+    expires_at: Instant | None = None
+
+
+class Rotation(_Body):
+    """For how long the old key stays good beside the new one; a day unless it is said."""
+
+    overlap: Duration | UnsetType = UNSET
+
+
+decode_new_key = msgspec.json.Decoder(NewKey, dec_hook=decode_scalar).decode
+decode_rotation = msgspec.json.Decoder(Rotation, dec_hook=decode_scalar).decode
     """What went wrong in an attempt; `class` is what `retry_on` and `give_up_on` name."""
 
     class_: str = msgspec.field(name="class")

@@ -1,4 +1,4 @@
-"""Who may do what, and that nobody sees another tenant: every route, every role, every id."""
+"""That nobody without a key gets in, and that no list shows another tenant. `test_matrix` has the routes one by one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, end_of
-from tocsin.model.access import PERMISSIONS, allowed
 from tocsin.node.server import routes, worker_routes
 
-ROLES = ("viewer", "operator", "editor", "admin", "worker", "platform")
 ALL = [(method, path, permission) for method, path, permission, _ in (*routes.ROUTES, *worker_routes.ROUTES)]
 NOWHERE = "019a0000-0000-7000-8000-000000000000"
 
@@ -21,11 +19,6 @@ def filled(path: str, **values: str) -> str:
     for name in ("id", "name", "slug", "kind", "verb"):
         path = path.replace(f"{{{name}}}", values.get(name, NOWHERE if name == "id" else "some"))
     return path
-
-
-def test_every_route_names_a_permission_that_exists() -> None:
-    assert len(ALL) == len({(method, path) for method, path, _ in ALL}) > 50
-    assert {permission for _, _, permission in ALL} == set(PERMISSIONS)
 
 
 async def test_no_route_answers_without_a_key_that_we_know(scene: Scene) -> None:
@@ -42,17 +35,6 @@ async def test_no_route_answers_without_a_key_that_we_know(scene: Scene) -> None
     assert (await scene.api.http.get("/v1/jobs", headers=twice)).status_code == 401
     assert (await scene.api.http.get(f"/v1/jobs?key={good}")).status_code == 400
     assert (await scene.api.http.get("/healthz")).status_code == 200
-
-
-async def test_every_role_meets_every_route_as_the_table_says(scene: Scene) -> None:
-    keys = {role: await scene.api.with_key(role) for role in ROLES}
-    for method, path, permission in ALL:
-        for role, api in keys.items():
-            reply = await api.http.request(method, filled(path), content=b"[]")
-            if allowed(role, permission):
-                assert reply.status_code not in (401, 403) and reply.status_code < 500, (method, path, role)
-            else:
-                assert (reply.status_code, reply.json()["code"]) == (403, "forbidden"), (method, path, role)
 
 
 async def test_a_revoked_or_expired_key_is_refused(scene: Scene) -> None:
@@ -92,30 +74,12 @@ async def theirs(scene: Scene) -> dict[str, str]:
     return {"job": job["id"], "dead": dead, "ready": ready, "key": made["id"]}
 
 
-async def test_a_foreign_id_does_not_exist_on_any_route(scene: Scene, theirs: dict[str, str]) -> None:
+async def test_dead_letters_of_others_are_neither_redriven_nor_discarded(scene: Scene, theirs: dict[str, str]) -> None:
     await scene.api.post("/v1/tenants", {"slug": "other"})
     other = await scene.api.with_key("admin", "other")
-    before = [await scene.rows(f"select * from {t} order by 1, 2") for t in ("jobs", "runs", "history", "dead_letters")]
-    kinds = {"/v1/jobs/": ["job"], "/v1/runs/": ["dead", "ready"], "/v1/keys/": ["key"]}
-    tried = 0
-    for method, path, permission in ALL:
-        prefix = next((p for p in kinds if path.startswith(p) and "{id}" in path), None)
-        if prefix is None or permission in ("worker.serve", "fleet.operate", "tenants.manage", "run.complete"):
-            continue
-        for kind in kinds[prefix]:
-            body = b'{"runs": [{}]}' if path.endswith("/batch") else b"{}"
-            mine = await other.http.request(method, filled(path, id=theirs[kind]), content=body)
-            nobody = await other.http.request(method, filled(path), content=body)
-            if mine.json()["code"] == "not_supported":
-                continue
-            tried += 1
-            assert mine.status_code == 404, (method, path, mine.text)
-            assert mine.content == nobody.content, "as if it did not exist"
-    assert tried >= 12
     for verb in ("redrive", "discard"):
         await other.post(f"/v1/dead-letters/{verb}", {"ids": [theirs["dead"]]}, expect=404)
-    after = [await scene.rows(f"select * from {t} order by 1, 2") for t in ("jobs", "runs", "history", "dead_letters")]
-    assert after == before
+    assert len((await scene.api.get("/v1/dead-letters"))["items"]) == 1
 
 
 async def test_no_list_shows_another_tenant(scene: Scene, theirs: dict[str, str]) -> None:

@@ -55,6 +55,12 @@ async def get_named(db: Database, who: Identity, name: str, estimates: Estimates
     return _document(who, row, estimates)
 
 
+async def visible(db: Database, who: Identity, job_ids: Iterable[str]) -> set[str]:
+    """Those of these jobs that the caller may see."""
+    async with db.tenant(who.tenant_id, "catalog") as connection:
+        return {row["id"] for row in await connection.fetch(SQL["visible"], who.tenant_id, list(job_ids))}
+
+
 async def list_jobs(
     db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int, estimates: Estimates
 ) -> list[dict[str, Any]]:

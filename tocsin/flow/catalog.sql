@@ -40,3 +40,9 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
    and ($6::jsonb is null or j.tags @> $6)
  order by j.id desc
  limit $7
+
+-- :name visible
+-- For one whose key is kept to some jobs: the policies show it no others.
+select j.id::text as id
+  from unnest($2::uuid[]) as k(id)
+ cross join lateral (select j.id from jobs j where j.tenant_id = $1 and j.id = k.id limit 1) j

@@ -26,7 +26,7 @@ from tocsin.flow.shared import audit, calendars, circuits, parcels, triggers
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.contents import Contents, uses_of
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen
+from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen, within_scope
 from tocsin.flow.shared.lanes import LaneBook, lane_key
 from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import (
@@ -177,6 +177,7 @@ async def _change(
 ) -> Edited:
     new = await contents.whole(who.tenant_id, new)
     check(new)
+    within_scope(who, new)
     new = await contents.keep(who.tenant_id, new, old)
     if new.schedule is not None and new.schedule != old.schedule:
         check_schedule(new.schedule, now)  # one that stays may name a time that is past by now

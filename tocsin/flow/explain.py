@@ -75,7 +75,7 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
     earlier = await _earlier(connection, tenant_id, run_id, run)
     limits, throttle = await _limits(connection, tenant_id, run_id, run) if run["limited"] else ([], None)
     await connection.execute(SQL["beyond"])
-    fleet = await _fleet(connection, run)
+    fleet = await _fleet(connection, tenant_id, run)
     quota = await connection.fetchrow(SQL["quota"], tenant_id)
     return Facts(
         run["now"],
@@ -147,9 +147,9 @@ def _key_of(tenant_id: int, run: Row) -> str | None:
 # ── what it shares with others ───────────────────────────────────────────────────────────────────────────────────
 
 
-async def _fleet(connection: Connection, run: Row) -> Fleet:
+async def _fleet(connection: Connection, tenant_id: int, run: Row) -> Fleet:
     lane = (run["pool"], run["kind"], run["function"])
-    found = await connection.fetchrow(SQL["fleet"], *lane, run["labels"], run["needs"])
+    found = await connection.fetchrow(SQL["fleet"], *lane, run["labels"], run["needs"], tenant_id)
     totals = [Amounts(*total) for total in found["totals"]]
     needs = None if run["needs"] is None else Amounts(*run["needs"])
     return Fleet(*lane, msgspec.json.decode(run["labels"]), needs, **dict(found) | {"totals": totals})

@@ -95,12 +95,12 @@ select suspended_at from tenants where id = $1
 -- :name fleet
 -- The living workers of a pool, and which of them can take the run: each column counts those of the one before; then what
 -- those that are able have, which of them have enough of it, and of these the slots, all and free, and who has room now.
---   $1 pool  $2 kind  $3 function  $4 labels  $5 what it needs, or null
+--   $1 pool  $2 kind  $3 function  $4 labels  $5 what it needs, or null  $6 tenant
 with living as (
     select w.id, w.slots, w.resources, w.state = 'live' as open, $2 = any(w.targets) as of_kind,
            $2 <> 'python' or $3 = any(w.functions) as knowing, w.labels @> $4::jsonb as labelled
       from workers w
-     where w.pool = $1 and w.state <> 'gone' and w.lease_until > now()
+     where w.pool = $1 and w.state <> 'gone' and w.lease_until > now() and (w.serves is null or $6 = any(w.serves))
 ),
 able as materialized (
     select a.slots - h.held as free, a.slots, a.resources, e.enough, e.enough and f.enough as roomy

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import InvalidInput, NotFound
+from tocsin.errors import Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
@@ -34,11 +34,14 @@ class Worker(NamedTuple):
     lease_left: float = float("inf")  # seconds, when it was read
     resources: Amounts = NOTHING
     labels: Mapping[str, str] = {}
+    tenants: frozenset[int] | None = None  # whose runs its key lets it have; None: everybody's
 
 
 async def register(db: Database, who: Identity, body: Register, lease_seconds: float) -> Worker:
     """A new worker, whatever its name: a restart is a new id."""
     _refuse_odd(body)
+    if who.duty.pools is not None and body.pool not in who.duty.pools:
+        raise Forbidden(f"this key serves other pools than {body.pool!r}", code="out_of_scope")
     worker_id = new_id(db.clock.now())
     slots = min(max(body.slots, 1), 100_000)
     resources = amounts(body.resources)
@@ -57,9 +60,10 @@ async def register(db: Database, who: Identity, body: Register, lease_seconds: f
             body.version,
             lease_seconds,
             list(resources),
+            None if who.duty.tenants is None else sorted(who.duty.tenants),
         )
     abilities = (body.pool, body.targets, body.functions, "live", slots)
-    return Worker(worker_id, *abilities, lease_seconds, resources, body.labels)
+    return Worker(worker_id, *abilities, lease_seconds, resources, body.labels, who.duty.tenants)
 
 
 def _refuse_odd(body: Register) -> None:
@@ -80,7 +84,8 @@ async def find(db: Database, who: Identity, worker_id: str) -> Worker | None:
     if row is None:
         return None
     labels = msgspec.json.decode(row["labels"])
-    return Worker(*row[:7])._replace(resources=Amounts(*row["resources"]), labels=labels)
+    found = Worker(*row[:7])._replace(resources=Amounts(*row["resources"]), labels=labels)
+    return found._replace(tenants=who.duty.tenants)
 
 
 async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -> dict[str, str]:

@@ -1,6 +1,6 @@
 -- :name register
-insert into workers (id, key_id, name, pool, slots, labels, targets, functions, version, lease_until, resources)
-values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second', $11::int[])
+insert into workers (id, key_id, name, pool, slots, labels, targets, functions, version, lease_until, resources, serves)
+values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second', $11::int[], $12::int[])
 
 -- :name pool
 insert into pools (name) values ($1) on conflict do nothing

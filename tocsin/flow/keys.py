@@ -1,4 +1,4 @@
-"""keys: who may call. Keys are 256 random bits with a prefix and a checksum, stored as a hash, shown once."""
+"""keys: who may call. Keys are 256 random bits with a prefix and a checksum, stored as a keyed hash, shown once."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ import hmac
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from tocsin.clock import iso
-from tocsin.errors import Forbidden, NotFound
+from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.model.access import Identity, Role
+from tocsin.model.access import Duty, Identity, Role, Scope, misplaced_scopes
 from tocsin.model.ids import new_id
 from tocsin.model.quotas import Quotas
-from tocsin.store.db import Database, Sql
+from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.vault import MasterKeys
-from tocsin.wire import NewKey
+from tocsin.wire import KeyScopes, NewKey, Rotation
 
 SQL = Sql(__file__)
 PREFIX = "tcn_"
 RUN_PREFIX = "tcr_"
 _RUN_TOKEN = re.compile(r"tcr_([0-9]{1,9})\.([0-9]{1,19})\.([0-9a-f]{48})", re.ASCII)
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_CLUSTER = "cluster"
+_OF_THE_PLATFORM = ("worker", "platform")
+_DAY, _LONGEST_OVERLAP = timedelta(days=1), timedelta(days=30)
 
 
 def new_key() -> str:
@@ -40,11 +47,6 @@ def is_wellformed(key: str) -> bool:
     return key.startswith(PREFIX) and len(body) == 43 and key.isascii() and key[-6:] == _checksum(body)
 
 
-def key_hash(key: str) -> bytes:
-    """What is stored. A key has 256 bits of entropy, so a plain fast hash cannot be searched."""
-    return hashlib.sha256(key.encode()).digest()
-
-
 def _checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode()), 6)
 
@@ -57,15 +59,72 @@ def _base62(number: int, width: int) -> str:
     return "".join(reversed(digits))
 
 
-async def identify(db: Database, key: str, pool: str = "engine") -> Identity | None:
+class KeyHashes:
+    """What is stored of a key: an HMAC of it. The pepper is derived from the master key, which is not in the database;
+    without one, from the cluster's own secret, which is.
+
+    A key is looked for under every pepper that this server has, and under none, as keys were stored before: those stay
+    good until they are rotated. One that was stored under an older master key is stored anew when it is used.
+    """
+
+    def __init__(self, peppers: Mapping[str, bytes]) -> None:
+        """By their names; the first is for new keys."""
+        self._peppers = dict(peppers)
+        self.first = next(iter(self._peppers))
+
+    @classmethod
+    async def load(cls, db: Database, master: MasterKeys) -> KeyHashes:
+        """With the peppers of this server."""
+        own = dict(zip(master.ids, master.derive_all("api keys"), strict=True))
+        secret = await db.fetchval("engine", SQL["token_key"])
+        return cls(own | {_CLUSTER: hmac.digest(secret, b"api keys", "sha256")})
+
+    def of(self, key: str) -> bytes:
+        """What is stored of a new key."""
+        return self._under(key, self.first)
+
+    def all(self, key: str) -> list[bytes]:
+        """Under what a key may be stored."""
+        return [*(self._under(key, name) for name in self._peppers), hashlib.sha256(key.encode()).digest()]
+
+    def outdated(self, hashed_by: str | None) -> bool:
+        """Whether this was the pepper of an older master key."""
+        return hashed_by not in (None, _CLUSTER, self.first)
+
+    def _under(self, key: str, name: str) -> bytes:
+        return hmac.digest(self._peppers[name], key.encode(), "sha256")
+
+
+class Found(NamedTuple):
+    """Who holds a key; `anew`: what is to be stored of it instead, because its master key is not the first any more."""
+
+    who: Identity
+    anew: bytes | None
+
+
+async def identify(db: Database, hashes: KeyHashes, key: str, pool: str = "engine") -> Found | None:
     """Who holds this key; None for one that is unknown, revoked or expired."""
     if not is_wellformed(key):
         return None
-    row = await db.fetchrow(pool, SQL["find"], key_hash(key))
+    row = await db.fetchrow(pool, SQL["find"], hashes.all(key))
     if row is None:
         return None
+    scopes = {} if row["scopes"] is None else msgspec.json.decode(row["scopes"])
     named = row["id"], row["name"], row["role"], row["tenant_id"], row["slug"]
-    return Identity(*named, Quotas.given(row), suspended=row["suspended"])
+    who = Identity(*named, Quotas.given(row), suspended=row["suspended"], scope=_scope(scopes), duty=_duty(row, scopes))
+    return Found(who, hashes.of(key) if hashes.outdated(row["hashed_by"]) else None)
+
+
+def _scope(scopes: Mapping[str, Any]) -> Scope | None:
+    if "jobs" not in scopes and "tags" not in scopes:
+        return None
+    tags = [(key, value) for key, _, value in (tag.partition(":") for tag in scopes.get("tags", ()))]
+    return Scope(tuple(scopes.get("jobs", ())), tuple(tags))
+
+
+def _duty(row: Row, scopes: Mapping[str, Any]) -> Duty:
+    pools, serves = scopes.get("pools"), row["serves"]
+    return Duty(None if pools is None else frozenset(pools), None if serves is None else frozenset(serves))
 
 
 async def living(db: Database, key_ids: Iterable[str]) -> set[str]:
@@ -73,60 +132,190 @@ async def living(db: Database, key_ids: Iterable[str]) -> set[str]:
     return {row["id"] for row in await db.fetch("engine", SQL["living"], list(key_ids))}
 
 
-async def create_key(db: Database, who: Identity, body: NewKey, wish: Wish | None = None) -> dict[str, Any]:
+async def note_used(db: Database, hashes: KeyHashes, used: Mapping[str, bytes | None]) -> None:
+    """These keys were used just now. Written every few minutes at most for each, and right to that."""
+    await db.fetch("engine", SQL["used"], *columns(list(used.items()), 2), hashes.first)
+
+
+# ── made, shown, rotated, revoked ────────────────────────────────────────────────────────────────────────────────
+
+
+async def create_key(
+    db: Database, hashes: KeyHashes, who: Identity, body: NewKey, wish: Wish | None = None
+) -> dict[str, Any]:
     """A new key of the caller's tenant; the answer is the only place where it is ever shown."""
-    if body.role in ("worker", "platform") and who.role != "platform":
-        raise Forbidden("only a platform key may make worker and platform keys")
-    key, key_id = new_key(), new_id(db.clock.now())
+    _refuse_above(who, body.role)
+    now = db.clock.now()
+    expires_at = None if body.expires_at is None else body.expires_at.at
+    if expires_at is not None and expires_at <= now:
+        raise InvalidInput.field("expires_at", "in_the_past", "lies in the past")
+    scopes = _checked(body.role, body.scopes)
+    key, key_id = new_key(), new_id(now)
+    serves = await _tenants(db, scopes.pop("tenants", None))
     async with db.tenant(who.tenant_id, "keys") as connection:
         await recall(connection, wish)
-        await connection.execute(SQL["add"], key_id, who.tenant_id, key_hash(key), body.role, body.name)
-        await audit.record(connection, audit.entry(who, "key.create", f"key:{key_id}", role=body.role))
+        made = _Made(key_id, body.role, body.name, scopes, serves, expires_at)
+        await _add(connection, who, made, hashes, key)
+        await audit.record(connection, audit.entry(who, "key.create", f"key:{key_id}", role=body.role, **_told(made)))
         await remember(connection, wish, 201, [key_id])
-    return {"id": key_id, "role": body.role, "name": body.name, "tenant": who.tenant, "key": key}
+    return await get_key(db, who, key_id) | {"tenant": who.tenant, "key": key}
+
+
+class _Made(NamedTuple):
+    """A key as it is to be stored."""
+
+    id: str
+    role: str
+    name: str
+    scopes: Mapping[str, Any]
+    serves: Sequence[int] | None
+    expires_at: datetime | None
+
+
+async def _add(connection: Connection, who: Identity, made: _Made, hashes: KeyHashes, key: str) -> None:
+    scopes = msgspec.json.encode(made.scopes).decode() if made.scopes else None
+    await connection.execute(
+        SQL["add"],
+        made.id,
+        who.tenant_id,
+        hashes.of(key),
+        hashes.first,
+        made.role,
+        made.name,
+        scopes,
+        made.serves,
+        made.expires_at,
+    )
+
+
+def _told(made: _Made) -> dict[str, Any]:
+    """What the audit says of a new key beside its role."""
+    told = {"scopes": dict(made.scopes), "serves": made.serves, "expires_at": made.expires_at and iso(made.expires_at)}
+    return {name: value for name, value in told.items() if value}
+
+
+def _refuse_above(who: Identity, role: str) -> None:
+    """Whoever could make, or get hold of, a key of the platform would be the platform."""
+    if role in _OF_THE_PLATFORM and who.role != "platform":
+        raise Forbidden("only a platform key may look after worker and platform keys")
+
+
+def _checked(role: str, scopes: KeyScopes | UnsetType) -> dict[str, Any]:
+    """The scopes that are given; raises why they cannot be."""
+    if scopes is UNSET:
+        return {}
+    given = {name: value for name in scopes.__struct_fields__ if (value := getattr(scopes, name)) is not UNSET}
+    wrong = misplaced_scopes(role, bool({"jobs", "tags"} & given.keys()), bool({"pools", "tenants"} & given.keys()))
+    if wrong is not None:
+        raise InvalidInput.field("scopes", "invalid", wrong)
+    return given
+
+
+async def _tenants(db: Database, slugs: Sequence[str] | None) -> list[int] | None:
+    if slugs is None:
+        return None
+    found = {row["slug"]: row["id"] for row in await db.fetch("engine", SQL["tenants"], list(slugs))}
+    for i, slug in enumerate(slugs):
+        if slug not in found:
+            raise InvalidInput.field(f"scopes.tenants[{i}]", "invalid", "there is no such tenant")
+    return sorted(found.values())
+
+
+async def rotate_key(
+    db: Database, hashes: KeyHashes, who: Identity, key_id: str, body: Rotation, wish: Wish | None = None
+) -> dict[str, Any]:
+    """Another key with the same rights, shown this once; the old one stays good for `overlap`. The new one is given as
+    long a life as the old one had."""
+    overlap = _DAY if body.overlap is UNSET else body.overlap.delta
+    if not timedelta(0) <= overlap <= _LONGEST_OVERLAP:
+        raise InvalidInput.field("overlap", "invalid", f"lies between nothing and {_LONGEST_OVERLAP.days} days")
+    key, new = new_key(), new_id(db.clock.now())
+    async with db.tenant(who.tenant_id, "keys") as connection:
+        await recall(connection, wish)
+        old = await connection.fetchrow(SQL["lock"], who.tenant_id, key_id)
+        if old is None:
+            raise NotFound("there is no such key")
+        _refuse_above(who, old["role"])
+        if not old["alive"]:
+            raise Conflict("this key has ended", code="key_ended")
+        scopes = {} if old["scopes"] is None else msgspec.json.decode(old["scopes"])
+        expires_at = None if old["expires_at"] is None else old["now"] + (old["expires_at"] - old["created_at"])
+        made = _Made(new, old["role"], old["name"], scopes, old["serves"], expires_at)
+        await _add(connection, who, made, hashes, key)
+        ends_at = await connection.fetchval(SQL["end_at"], who.tenant_id, key_id, overlap)
+        entry = audit.entry(who, "key.rotate", f"key:{key_id}", new=new, old_until=iso(ends_at))
+        await audit.record(connection, entry)
+        await remember(connection, wish, 201, [new])
+    shown = await get_key(db, who, new)
+    return shown | {"tenant": who.tenant, "key": key, "replaces": key_id, "old_expires_at": iso(ends_at)}
 
 
 async def list_keys(db: Database, who: Identity, before: str | None, limit: int) -> list[dict[str, Any]]:
     """Newest first, without the keys themselves."""
+    return await _documents(db, who, None, before, limit)
+
+
+async def get_key(db: Database, who: Identity, key_id: str) -> dict[str, Any]:
+    """One of them."""
+    found = await _documents(db, who, key_id, None, 1)
+    if not found:
+        raise NotFound("there is no such key")
+    return found[0]
+
+
+async def _documents(
+    db: Database, who: Identity, key_id: str | None, before: str | None, limit: int
+) -> list[dict[str, Any]]:
     async with db.tenant(who.tenant_id, "keys") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, before, limit)
-    return [
-        {
-            "id": row["id"],
-            "role": row["role"],
-            "name": row["name"],
-            "created_at": iso(row["created_at"]),
-            "expires_at": row["expires_at"] and iso(row["expires_at"]),
-            "revoked_at": row["revoked_at"] and iso(row["revoked_at"]),
-        }
-        for row in rows
-    ]
+        rows = await connection.fetch(SQL["list"], who.tenant_id, before, limit, key_id)
+    served = sorted({tenant for row in rows for tenant in row["serves"] or ()})
+    slugs = {row["id"]: row["slug"] for row in await db.fetch("engine", SQL["slugs"], served)} if served else {}
+    return [_document(row, slugs) for row in rows]
+
+
+def _document(row: Row, slugs: Mapping[int, str]) -> dict[str, Any]:
+    scopes = {} if row["scopes"] is None else msgspec.json.decode(row["scopes"])
+    if row["serves"] is not None:
+        scopes["tenants"] = [slugs[tenant] for tenant in row["serves"] if tenant in slugs]
+    return {
+        "id": row["id"],
+        "role": row["role"],
+        "name": row["name"],
+        "scopes": scopes or None,
+        "created_at": iso(row["created_at"]),
+        "expires_at": row["expires_at"] and iso(row["expires_at"]),
+        "revoked_at": row["revoked_at"] and iso(row["revoked_at"]),
+        "last_used_at": row["last_used_at"] and iso(row["last_used_at"]),
+    }
 
 
 async def revoke_key(db: Database, who: Identity, key_id: str) -> None:
     """From a second later at the latest, no node takes it."""
     async with db.tenant(who.tenant_id, "keys") as connection:
-        if await connection.fetchrow(SQL["revoke"], who.tenant_id, key_id) is None:
+        old = await connection.fetchrow(SQL["lock"], who.tenant_id, key_id)
+        if old is None:
             raise NotFound("there is no such key")
+        _refuse_above(who, old["role"])
+        await connection.execute(SQL["revoke"], who.tenant_id, key_id)
         await audit.record(connection, audit.entry(who, "key.revoke", f"key:{key_id}"))
 
 
-async def found_cluster(db: Database, known: dict[str, str]) -> dict[str, str]:
+async def found_cluster(db: Database, master: MasterKeys, known: dict[str, str]) -> dict[str, str]:
     """Make tenant `default` and the keys `key` and `worker_key`, unless those known already are good."""
     founder = Identity("00000000-0000-0000-0000-000000000000", "tocsin up", "platform", 0, "default")
     async with db.transaction("found") as connection:
         await connection.execute(SQL["found_cluster"], os.urandom(32))
         await connection.execute(SQL["found_tenant"])
         tenant_id = await connection.fetchval(SQL["founded"])
-    out = {}
+    hashes, out = await KeyHashes.load(db, master), {}
     wanted: tuple[tuple[str, Role], ...] = (("key", "platform"), ("worker_key", "worker"))
     for name, role in wanted:
-        who = await identify(db, known.get(name, ""))
-        if who is not None and who.role == role:
+        found = await identify(db, hashes, known.get(name, ""))
+        if found is not None and found.who.role == role:
             out[name] = known[name]
         else:
-            as_founder = founder._replace(tenant_id=tenant_id)
-            out[name] = (await create_key(db, as_founder, NewKey(role=role, name=f"tocsin up ({role})")))["key"]
+            body = NewKey(role=role, name=f"tocsin up ({role})")
+            out[name] = (await create_key(db, hashes, founder._replace(tenant_id=tenant_id), body))["key"]
     return out
 
 

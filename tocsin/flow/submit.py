@@ -19,7 +19,7 @@ from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.contents import uses_of
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
-from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken
+from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken, within_scope
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, stage
@@ -87,6 +87,7 @@ Answer = Stored | Replay | ApiProblem
 def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) -> JobRequest:
     """Check a spec against the present and freeze it; raises what is wrong with it."""
     check(spec)
+    within_scope(who, spec)
     if spec.sensitive is True and content_of(spec.target):
         raise NotSealed("what this job says is sensitive", code="not_sealed")
     schedule_json = None

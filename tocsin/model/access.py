@@ -1,12 +1,24 @@
-"""Who may do what: one table, from which routes, help and docs are made."""
+"""Who may do what: the tables from which the API, the command line's help and docs/reference/access.md are made."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from tocsin.model.quotas import Quotas
 
 Role = Literal["viewer", "operator", "editor", "admin", "worker", "platform"]
+
+# What each role is for, in the words of help and docs.
+ROLES: dict[Role, str] = {
+    "viewer": "reads jobs, runs, logs and reports",
+    "operator": "also pauses, runs, cancels, retries and redrives",
+    "editor": "also makes and changes jobs, calendars, circuits and secrets",
+    "admin": "also looks after its tenant's keys and reads its audit",
+    "worker": "lets workers register, and see what they claimed; nothing else",
+    "platform": "does all of that for every tenant, and looks after tenants, pools, workers and master keys",
+}
 
 # Each role may do what stands in its row and in the rows it includes.
 _INCLUDES: dict[str, tuple[str, ...]] = {
@@ -28,6 +40,7 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "jobs.operate": "operator",
     "runs.operate": "operator",
     "jobs.write": "editor",
+    "secrets.manage": "editor",
     "keys.manage": "admin",
     "audit.read": "admin",
     "fleet.operate": "platform",
@@ -36,16 +49,79 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "run.complete": "run",
 }
 
+# What a key with a scope may call, and how it is kept to its jobs there: `job` and `run`, the path names one, which is
+# looked up first; `rows`, the database shows it no others; `body`, the jobs that it sends must be its own; `free`,
+# there is no job in it. The longest beginning counts. What does not stand here is closed to it.
+Kept = Literal["job", "run", "rows", "body", "free"]
+SCOPED: dict[str, Kept] = {
+    "/v1/jobs": "body",
+    "/v1/jobs/{id}": "job",
+    "/v1/runs": "rows",
+    "/v1/runs/{id}": "run",
+    "/v1/dead-letters": "rows",
+    "/v1/events": "rows",
+    "/v1/logs/search": "rows",
+    "/v1/schedules/preview": "free",
+}
+
 
 def allowed(role: str, permission: str) -> bool:
     """Whether `role` has `permission`."""
     return PERMISSIONS[permission] in _INCLUDES.get(role, ())
 
 
+def kept_by(path: str) -> Kept | None:
+    """How a key with a scope is kept to it on this route; None: the route is closed to it."""
+    fits = [beginning for beginning in SCOPED if path == beginning or path.startswith(beginning + "/")]
+    return SCOPED[max(fits, key=len)] if fits else None
+
+
+PATTERN = r"^[a-zA-Z0-9._*-]{1,128}(?!\n)$"
+_SCOPED_ROLES = ("viewer", "operator", "editor")
+
+
+class Scope(NamedTuple):
+    """To which jobs of its tenant a key is kept: those whose name fits one of the patterns (`*` stands for any
+    characters), and those that have one of the tags."""
+
+    names: Sequence[str] = ()
+    tags: Sequence[tuple[str, str]] = ()
+
+    @property
+    def name_pattern(self) -> str:
+        """A regular expression for the names, good for Python and PostgreSQL alike."""
+        return f"^({'|'.join(re.escape(name).replace(chr(92) + '*', '.*') for name in self.names)})$"
+
+    def has(self, name: str | None, tags: Mapping[str, str]) -> bool:
+        """Whether a job of this name, with these tags, is in it."""
+        by_name = bool(self.names) and name is not None and re.search(self.name_pattern, name) is not None
+        return by_name or any(tags.get(key) == value for key, value in self.tags)
+
+
+class Duty(NamedTuple):
+    """Whom a worker key may serve; None: all."""
+
+    pools: frozenset[str] | None = None
+    tenants: frozenset[int] | None = None
+
+
+ANYBODY = Duty()
+
+
+def misplaced_scopes(role: str, of_jobs: bool, of_workers: bool) -> str | None:
+    """Why a key of this role has no such scopes, if it has not."""
+    if of_jobs and role not in _SCOPED_ROLES:
+        return f"`jobs` and `tags` are for {', '.join(_SCOPED_ROLES)}"
+    if of_workers and role != "worker":
+        return "`pools` and `tenants` are for worker keys"
+    return None
+
+
 class Identity(NamedTuple):
     """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any. `fence`, of the
     role `run`: which attempt of the run that `key_id` then names. `address` and `request_id`, of calls that change
-    something: from where, and what the call is named by. `suspended`: its tenant is, so that it may only read."""
+    something: from where, and what the call is named by. `suspended`: its tenant is, so that it may only read. `scope`:
+    the jobs that the key is kept to; None: all. `duty`, of a worker key: whom it may serve."""
 
     key_id: str
     key_name: str
@@ -57,6 +133,8 @@ class Identity(NamedTuple):
     address: str = ""
     request_id: str = ""
     suspended: bool = False
+    scope: Scope | None = None
+    duty: Duty = ANYBODY
 
     @property
     def actor(self) -> str:

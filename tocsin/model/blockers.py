@@ -281,7 +281,7 @@ def _nobody(fleet: Fleet) -> Blocker:
         return f"none of the {_count(number, 'living worker')} of pool {fleet.pool!r}"
 
     if not fleet.living:
-        return Blocker("no_worker", f"no worker of pool {fleet.pool!r} is alive")
+        return Blocker("no_worker", f"no worker of pool {fleet.pool!r} is alive that may serve its tenant")
     if not fleet.of_kind:
         return Blocker("no_worker", f"{none_of(fleet.living)} takes targets of kind {fleet.kind!r}")
     if not fleet.knowing:

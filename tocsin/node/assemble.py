@@ -96,6 +96,7 @@ class Node:
         self.gateway: Gateway
 
     async def start(self, *, loops: bool = True) -> None:
+        self.key_hashes: keys.KeyHashes
         """Open the database and set every loop going (or none: then somebody else calls their turns)."""
         await self.db.open(_PATIENCE)
         await migrations.refuse_newer(self.db)
@@ -103,6 +104,7 @@ class Node:
         await self.lanes.refresh()
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents)
+        self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
         self.gateway = Gateway(
             self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.objects, self.tell
         )
@@ -280,7 +282,7 @@ def bootstrap(settings: Settings, known: dict[str, str]) -> dict[str, str]:
         db = Database(settings.database_url, size=2)
         await db.open()
         try:
-            return await keys.found_cluster(db, known)
+            return await keys.found_cluster(db, MasterKeys.load(settings.master_key, settings.home), known)
         finally:
             await db.close()
 

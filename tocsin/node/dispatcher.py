@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tocsin.flow import claim, sweep
 from tocsin.flow.claim import THE_BEGINNING, Share
@@ -40,6 +40,24 @@ _PROMOTE = 1000
 _Claimed = TypeVar("_Claimed", claim.Taken, claim.Ahead)
 
 
+class Reach(NamedTuple):
+    """Which runs a worker may have: of these lanes, and of these tenants (None: of all)."""
+
+    lanes: frozenset[int] = frozenset()
+    tenants: frozenset[int] | None = None
+
+    def has(self, place: tuple[int, int]) -> bool:
+        """Whether it may have those of this (lane, tenant)."""
+        return place[0] in self.lanes and (self.tenants is None or place[1] in self.tenants)
+
+    def without(self, lanes: Collection[int]) -> Reach:
+        """The rest of it."""
+        return self._replace(lanes=self.lanes.difference(lanes))
+
+
+NOWHERE = Reach()
+
+
 @dataclass(eq=False)
 class Poll:
     """One worker's request for work, open until it gets some, gets an order, or its time is up."""
@@ -47,7 +65,7 @@ class Poll:
     worker: Worker
     slots: int
     answer: asyncio.Future[list[Row]]
-    lanes: frozenset[int] = frozenset()
+    reach: Reach = NOWHERE
     lapses_at: float = float("inf")  # on the monotonic clock, as far as this node knows
     ahead: bool = False  # takes runs before their instant
     held: int = 0  # further slots, whose run waits for its instant and gives way to something due …
@@ -126,14 +144,14 @@ class Dispatcher(Loop):
         that gives way, for `held_for` seconds."""
         poll = Poll(worker, slots, asyncio.get_running_loop().create_future(), lapses_at=lapses_at)
         poll.ahead, poll.held, poll.held_until = ahead, held, time.monotonic() + held_for
-        poll.lanes = self._open_to(worker)
+        poll.reach = self._open_to(worker)
         self.polls.append(poll)
         self.look_for_room()
         self.wake()
         return poll
 
-    def _open_to(self, w: Worker) -> frozenset[int]:
-        return self.lanes.open_to(w.pool, w.targets, w.functions, w.resources, w.labels)
+    def _open_to(self, w: Worker) -> Reach:
+        return Reach(self.lanes.open_to(w.pool, w.targets, w.functions, w.resources, w.labels), w.tenants)
 
     def look_for_room(self) -> None:
         """A worker may have room again for runs that found none."""
@@ -194,11 +212,11 @@ class Dispatcher(Loop):
         claimed = True
         while claimed and self.polls:
             claimed = False
-            for lanes in {poll.lanes for poll in self.polls}:
-                self._served[lanes] = time.monotonic()
-                claimed |= await self._serve(lanes)
-        for lanes in {poll.lanes for poll in self.polls if poll.ahead} if self.lead else ():
-            await self._serve_ahead(lanes)
+            for reach in {poll.reach for poll in self.polls}:
+                self._served[reach.lanes] = time.monotonic()
+                claimed |= await self._serve(reach)
+        for reach in {poll.reach for poll in self.polls if poll.ahead} if self.lead else ():
+            await self._serve_ahead(reach)
         if time.monotonic() - self._scanned >= (_HUNGRY_SCAN if self.polls else _BUSY_SCAN):
             await self._scan()
             if self.polls and any(place.may_have for place in self._places.values()):
@@ -213,11 +231,14 @@ class Dispatcher(Loop):
             longest = RECOUNT
         if self.polls and self._fitter.room_came:
             longest, self._fitter.room_came = LOOK_AGAIN, False
-        takes_ahead = frozenset[int]().union(*(poll.lanes for poll in self.polls if poll.ahead and poll.slots))
-        takes_ahead -= self.lanes.fitted
+        reaches = {poll.reach for poll in self.polls if poll.ahead and poll.slots} if self.lead else set()
+        reaches = {reach.without(self.lanes.fitted) for reach in reaches}
+        of_all = frozenset[int]().union(*(reach.lanes for reach in reaches if reach.tenants is None))
+        of_some = [reach for reach in reaches if reach.tenants is not None]
         soonest = None
-        for (lane, _), place in self._places.items():
-            opens = place.opens_at(self.lead) if lane in takes_ahead and self.lead else None
+        for key, place in self._places.items():
+            taken_ahead = key[0] in of_all or (of_some and any(reach.has(key) for reach in of_some))
+            opens = place.opens_at(self.lead) if taken_ahead else None
             at = place.next_due if opens is None else opens
             if at is not None and (soonest is None or at < soonest):
                 soonest = at
@@ -247,16 +268,16 @@ class Dispatcher(Loop):
         if len(self.lanes) != self._lanes_known:
             self._lanes_known = len(self.lanes)
             for poll in self.polls:
-                poll.lanes = self._open_to(poll.worker)
+                poll.reach = self._open_to(poll.worker)
 
-    async def _serve(self, lanes: frozenset[int]) -> bool:
+    async def _serve(self, reach: Reach) -> bool:
         """One claim for all workers with these abilities; answers whether another one may find more."""
-        polls = [p for p in self.polls if p.lanes == lanes and not p.answer.done()]
+        polls = [p for p in self.polls if p.reach == reach and not p.answer.done()]
         pool = polls[0].worker.pool if polls else ""
         terms = self._pools.get(pool, claim.Pool())
         if not polls or terms.paused:
             return False
-        places = {key: place.floor for key, place in self._places.items() if place.may_have and key[0] in lanes}
+        places = {key: place.floor for key, place in self._places.items() if place.may_have and reach.has(key)}
         places = await self._quotas.within(self.db, self._fitter.worth_a_look(places))
         shares = await self._in_one_order(places, polls) if terms.policy != "fair" else []
         # From here on nothing is awaited before the claim: a poll that was closed until now gets nothing.
@@ -300,28 +321,31 @@ class Dispatcher(Loop):
         if not fitted:
             return await self._give(polls, slots, lambda workers: claim.take(self.db, shares, workers))
         shares = self._fitter.looks(shares, fitted)
-        others = [p for p in self.polls if p.lanes != polls[0].lanes and not fitted.isdisjoint(p.lanes)]
-        others = [p for p in others if not p.answer.done()]
+        others = [p for p in self.polls if p.reach != polls[0].reach and not p.answer.done()]
+        # What is claimed for all of them is told apart by lanes, not by tenants: one that may not have all stays out.
+        whose = {share.tenant_id for share in shares}
+        others = [p for p in others if p.reach.tenants is None or whose <= p.reach.tenants]
+        others = [p for p in others if not fitted.isdisjoint(p.reach.lanes)]
         spare = _interleave(others, lambda p: p.slots)
         everybody = [*polls, *others]
-        terms = self._fitter.terms({p.worker.id: p.lanes for p in everybody}, [p.worker.id for p in spare])
+        terms = self._fitter.terms({p.worker.id: p.reach.lanes for p in everybody}, [p.worker.id for p in spare])
         taken = await self._give(
             everybody, [*slots, *spare], lambda workers: claim.take(self.db, shares, workers[: len(slots)], terms)
         )
         self._fitter.learn([share for share in shares if share.look], taken)
         return taken
 
-    async def _serve_ahead(self, lanes: frozenset[int]) -> None:
+    async def _serve_ahead(self, reach: Reach) -> None:
         """The same with what falls due soon, for slots that nothing due wants."""
-        polls = [p for p in self.polls if p.lanes == lanes and p.ahead and not p.answer.done()]
+        polls = [p for p in self.polls if p.reach == reach and p.ahead and not p.answer.done()]
         pool = polls[0].worker.pool if polls else ""
         # Who has room for what needs more than a slot is not known before its instant.
-        simple = lanes - self.lanes.fitted
+        simple = reach.without(self.lanes.fitted)
         now = self.db.clock.now()
         places = {
             key: place.next_due
             for key, place in self._places.items()
-            if key[0] in simple and (at := place.opens_at(self.lead)) is not None and at <= now and place.next_due
+            if simple.has(key) and (at := place.opens_at(self.lead)) is not None and at <= now and place.next_due
         }
         paused = self._pools.get(pool, claim.Pool()).paused
         open_ = {} if paused else await self._quotas.within(self.db, places)

@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 
 from tocsin.clock import iso
 from tocsin.errors import TooManyRequests, Unavailable
-from tocsin.flow import events, keys
+from tocsin.flow import catalog, events, keys
 from tocsin.flow.events import NOWHERE, Change, EventId, Position, Reading
 from tocsin.model.access import Identity
 from tocsin.node.loop import Loop
-from tocsin.store.db import Database
+from tocsin.store.db import Database, kept_to
 from tocsin.telemetry import LISTENERS
 from tocsin.wire import CircuitEvent, FeedEvent, JobEvent, RunEvent, encode
 
@@ -102,6 +102,7 @@ class _Listener:
         self._db = db
         self._feed = feed
         self._wanted = wanted
+        self._who = who
         self.key_id = who.key_id
         self.woken = asyncio.Event()
         self.spoke_at = time.monotonic()
@@ -127,7 +128,7 @@ class _Listener:
             elif (found := await self._behind(place)) is None:
                 place = None
             else:
-                changes = self._wanted.of(found.changes, place.position)
+                changes = await self._in_scope(self._wanted.of(found.changes, place.position))
                 place = EventId(place.mark, found.upto)
                 yield _written(changes, place.mark) or self._heartbeat(place)
                 if not found.changes:
@@ -137,6 +138,15 @@ class _Listener:
     def last_word(self, reason: str) -> bytes:
         """Why the stream ends. It has no id: what is resumed is what came before it."""
         return self._about("end", None, reason)
+
+    async def _in_scope(self, changes: list[Change]) -> list[Change]:
+        """Those of jobs that the listener's key may see."""
+        if self._who.scope is None or not changes:
+            return changes
+        with kept_to(self._who.scope):
+            jobs = {change.job_id for change in changes if change.job_id is not None}
+            seen = await catalog.visible(self._db, self._who, jobs)
+        return [change for change in changes if change.job_id in seen]
 
     async def _behind(self, place: EventId) -> Reading | None:
         """What follows `place`; None if something of it is gone."""

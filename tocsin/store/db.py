@@ -11,17 +11,20 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import asyncpg
+import msgspec
 
 from tocsin.clock import DatabaseClock
 from tocsin.errors import Contention, OutcomeUnknown, SetupError, TocsinError, Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints
+from tocsin.model.access import Scope
 from tocsin.store.primary import Primary
 from tocsin.telemetry import STEP_SECONDS, get_logger
 
@@ -37,6 +40,7 @@ _SESSION = {
     "application_name": "tocsin server",  # not plain `tocsin`: that was before servers registered, see migrate.sql
     "timezone": "UTC",
     "jit": "off",
+    "standard_conforming_strings": "on",
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "10s",
 }
@@ -321,7 +325,8 @@ class Database:
                     yield connection
 
     def tenant(self, tenant_id: int, step: str) -> AbstractAsyncContextManager[Connection]:
-        """One transaction that sees one tenant only. BEGIN and SET LOCAL travel as one message."""
+        """One transaction that sees one tenant only, and of its jobs those that the caller is `kept_to`. BEGIN and SET
+        LOCAL travel as one message."""
         return self._of_tenant(SQL["begin_tenant"], tenant_id, step)
 
     def snapshot(self, tenant_id: int, step: str) -> AbstractAsyncContextManager[Connection]:
@@ -332,7 +337,8 @@ class Database:
     async def _of_tenant(self, begin: str, tenant_id: int, step: str) -> AsyncIterator[Connection]:
         async with self._mapped(), self._borrowed("app") as connection:
             with STEP_SECONDS.labels(step).time():
-                async with self._committing(connection, step, begin.replace("$1", str(int(tenant_id)))):
+                begin = begin.replace("$1", str(int(tenant_id))) + _scope.get()
+                async with self._committing(connection, step, begin):
                     yield connection
 
     @contextlib.asynccontextmanager
@@ -419,6 +425,29 @@ class Database:
     async def notify(self, channel: str, payload: str) -> None:
         """Send a hint, in a transaction of its own."""
         await self.fetch("vital", SQL["notify"], channel, payload)
+
+
+_scope: ContextVar[str] = ContextVar("scope", default="")
+
+
+@contextlib.contextmanager
+def kept_to(scope: Scope | None) -> Iterator[None]:
+    """Within this, a tenant's transactions see what concerns the jobs of the scope alone (None: all of its jobs)."""
+    before = _scope.set("" if scope is None else _scope_settings(scope))
+    try:
+        yield
+    finally:
+        _scope.reset(before)
+
+
+def _scope_settings(scope: Scope) -> str:
+    tags = msgspec.json.encode([{key: value} for key, value in scope.tags]).decode()
+    return "; " + SQL["keep_to"].replace("$1", _quoted(scope.name_pattern), 1).replace("$2", _quoted(tags), 1)
+
+
+def _quoted(text: str) -> str:
+    """As a literal of SQL; a backslash is nothing special in one."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 async def _roll_back(connection: Connection) -> None:

@@ -35,6 +35,9 @@ begin; set local tocsin.tenant = '$1'
 -- :name begin_snapshot
 begin isolation level repeatable read, read only; set local tocsin.tenant = '$1'
 
+-- :name keep_to
+set local tocsin.scope_tags = $2; set local tocsin.scope = $1
+
 -- :name commit
 commit
 

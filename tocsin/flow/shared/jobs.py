@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from tocsin.errors import Conflict, NotFound, PreconditionFailed
+from tocsin.errors import Conflict, Forbidden, NotFound, PreconditionFailed
+from tocsin.model.access import Identity
 from tocsin.model.job import JobSpec
 from tocsin.model.limits import depends_on_args, key_id, rendered
 from tocsin.model.packed import packed_in
@@ -29,6 +30,12 @@ def opened(job: Row, verb: str) -> Row:
     if job["state"] not in ("active", "paused"):
         raise Conflict(f"a job that is {job['state']} cannot be {verb}", code=f"job_{job['state']}")
     return job
+
+
+def within_scope(who: Identity, spec: JobSpec) -> None:
+    """Refuse a job that the caller's key could not see afterwards."""
+    if who.scope is not None and not who.scope.has(spec.name, spec.tags):
+        raise Forbidden("this key is kept to other jobs, by their names or tags", code="out_of_scope")
 
 
 def name_taken(spec: JobSpec) -> Conflict:

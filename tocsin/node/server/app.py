@@ -28,9 +28,9 @@ def build(node: Node) -> Respond:
     for method, path, permission, handler in routes.ROUTES:
         known = OPERATIONS.get((method, path))
         parameters = None if known is None else known.query
-        places.add(method, path, endpoint(node, permission, handler, CLIENT_BODY_LIMIT, parameters))
+        places.add(method, path, endpoint(node, path, permission, handler, CLIENT_BODY_LIMIT, parameters))
     for method, path, permission, handler in worker_routes.ROUTES:
-        places.add(method, path, endpoint(node, permission, handler, WORKER_BODY_LIMIT))
+        places.add(method, path, endpoint(node, path, permission, handler, WORKER_BODY_LIMIT))
     for path, open_to_all in _open_routes(node).items():
         places.add("GET", path, open_to_all)
     places.add("GET", "/v1/payloads/{token}", _payload(node))

@@ -28,13 +28,14 @@ from tocsin.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from tocsin.flow import keys, tenants
+from tocsin.flow import catalog, history, keys, tenants
 from tocsin.flow.shared.idempotency import Wish, digest
-from tocsin.model.access import Identity, allowed
+from tocsin.model.access import Identity, Kept, allowed, kept_by
 from tocsin.model.ids import parse_id
 from tocsin.model.scalars import Instant
 from tocsin.model.strict import refuse_heavy, refuse_odd
 from tocsin.node.server.protocol import ClientGone, Reply, Request, problem
+from tocsin.store.db import kept_to
 from tocsin.telemetry import get_logger
 from tocsin.wire import encode
 
@@ -58,7 +59,7 @@ _LOOPBACK = frozenset(("127.0.0.1", "::1"))
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
-_PLANNED_FIELDS = {"scopes", "expires_at", "same_version"}
+_PLANNED_FIELDS = {"same_version"}
 _PATH = re.compile(r" - at `\$?(?P<path>[^`]*)`$")
 
 
@@ -68,6 +69,7 @@ class Authenticator:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._known: dict[bytes, tuple[float, Identity]] = {}
+        self._used: dict[str, bytes | None] = {}
 
     async def identify(self, request: Request) -> Identity:
         """Who calls; raises if nobody we know."""
@@ -97,14 +99,22 @@ class Authenticator:
         if found is not None and now - found[0] < _KEY_TTL:
             return found[1]
         # A key that was good a moment ago does not queue up with the rest: a worker's heartbeat may wait for it.
-        who = await keys.identify(self._node.db, key, "engine" if found is None else "vital")
-        if who is None:
+        pool = "engine" if found is None else "vital"
+        holder = await keys.identify(self._node.db, self._node.key_hashes, key, pool)
+        if holder is None:
             self._known.pop(fingerprint, None)
             raise Unauthorized("this key is not known, or it was revoked", headers={"www-authenticate": "Bearer"})
         if len(self._known) > 10_000:
             self._known.clear()
-        self._known[fingerprint] = (now, who)
-        return who
+        self._known[fingerprint] = (now, holder.who)
+        self._used[holder.who.key_id] = holder.anew
+        return holder.who
+
+    async def note_used(self) -> None:
+        """Write down which keys were used since it was last asked."""
+        used, self._used = self._used, {}
+        if used:
+            await keys.note_used(self._node.db, self._node.key_hashes, used)
 
 
 @dataclass(slots=True)
@@ -154,6 +164,14 @@ class Call:
         if found is None:
             raise NotFound("there is nothing with this id")
         return found
+
+    async def in_scope(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of these records of runs that are of jobs of the caller's scope: not all come from the database, which
+        would have seen to it."""
+        if self.who.scope is None or not items:
+            return items
+        seen = await catalog.visible(self.node.db, self.who, {item["job_id"] for item in items})
+        return [item for item in items if item["job_id"] in seen]
 
     def decode(self, decoder: Callable[[bytes], T], empty: bytes | None = None) -> T:
         """The JSON body as a type. `empty`: what an absent body means."""
@@ -301,12 +319,18 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def endpoint(
-    node: Node, permission: str, handler: Handler, body_limit: int, parameters: Collection[str] | None = None
+    node: Node,
+    path: str,
+    permission: str,
+    handler: Handler,
+    body_limit: int,
+    parameters: Collection[str] | None = None,
 ) -> Endpoint:
     """Wrap a handler: authenticate, authorise, read the body.
 
     `parameters`: the query parameters it knows (None: it looks itself).
     """
+    kept = kept_by(path)
 
     async def serve(request: Request) -> Reply:
         if request.query_string and any(name in ("key", "access_token") for name, _ in request.query):
@@ -316,6 +340,13 @@ def endpoint(
             raise Forbidden(f"a key with role {who.role} may not do this")
         if parameters is not None and request.query_string:
             check_query(request, parameters)
+        if who.scope is None:
+            return await serve_known(request, who)
+        with kept_to(who.scope):
+            await _keep(node, request, who, kept)
+            return await serve_known(request, who)
+
+    async def serve_known(request: Request, who: Identity) -> Reply:
         if request.method in _SAFE or permission == "worker.serve":  # neither leaves a record in the audit
             return await handler(Call(node, request, who, await read_body(request, body_limit)))
         if who.suspended and who.role != "platform":
@@ -327,6 +358,21 @@ def endpoint(
         return reply
 
     return serve
+
+
+async def _keep(node: Node, request: Request, who: Identity, kept: Kept | None) -> None:
+    """Refuse what a key with a scope asks for beyond it: one more look, which other keys do not pay for."""
+    if kept is None:
+        raise Forbidden("this key is kept to some jobs, and this is not about one", code="out_of_scope")
+    named = parse_id(request.params.get("id", "")) if kept in ("job", "run") else None
+    if named is None:
+        return
+    if kept == "run":
+        job_id = (await history.get_run(node.db, who, named, node.parquet))["job_id"]
+        if not await catalog.visible(node.db, who, [job_id]):
+            raise NotFound("there is no such run")
+    elif not await catalog.visible(node.db, who, [named]):
+        raise NotFound("there is no such job")
 
 
 def _request_id(request: Request) -> str:

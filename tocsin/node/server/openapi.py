@@ -40,6 +40,7 @@ from tocsin.wire import (
     Register,
     Report,
     RunBatch,
+    Rotation,
     TenantPatch,
     Why,
 )
@@ -160,7 +161,8 @@ _EXAMPLES: dict[Any, Any] = {
     NewTenant: {"slug": "acme", "weight": 2},
     Completion: {"outcome": "succeeded", "result": {"rows": 42}},
     TenantPatch: {"weight": 4, "quotas": {"max_queued": 10000, "submit_rate": "100/s", "max_running": None}},
-    NewKey: {"role": "editor", "name": "deploy"},
+    NewKey: {"role": "editor", "name": "deploy", "scopes": {"jobs": ["billing-*"]}},
+    Rotation: {"overlap": "PT24H"},
     Register: {"name": "eu-1", "pool": "default", "slots": 8, "targets": ["process"]},
     Claim: {"slots": 8, "last_claim": 0, "wait": 20},
     Report: {

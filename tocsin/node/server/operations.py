@@ -35,6 +35,7 @@ from tocsin.node.server.replies import (
     ReportOf,
     Rotated,
     Run,
+    RotatedKey,
     RunsOf,
     SchedulePreview,
     Tenant,
@@ -66,6 +67,7 @@ from tocsin.wire import (
     ReportAnswer,
     RunBatch,
     TenantPatch,
+    Rotation,
     Why,
 )
 
@@ -306,3 +308,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Keep what runs say of themselves: progress, and a state for the next attempt", NotesAnswer, body=Notes
     ),
 }
+    ("GET", "/v1/keys/{id}"): Operation("Read a key, without what opens the door", Key),
+    ("POST", "/v1/keys/{id}/rotate"): Operation(
+        "Make a key with the same rights; the old one stays good for a while",
+        *(RotatedKey, 201, Rotation),
+        optional=True,
+        keyed=True,
+        problems=(409,),
+    ),

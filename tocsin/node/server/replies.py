@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from tocsin.model import circuit
 from tocsin.model.access import Role
@@ -461,25 +461,40 @@ class TenantInUse(Tenant):
     usage: TenantUsage
 
 
+class Scopes(Reply):
+    """What a key is kept to; what is left out is not bound."""
+
+    jobs: list[str] | UnsetType = UNSET
+    tags: list[str] | UnsetType = UNSET
+    pools: list[str] | UnsetType = UNSET
+    tenants: list[str] | UnsetType = UNSET
+
+
 class Key(Reply):
     """A key, without what opens the door."""
 
     id: Id
     role: Role
     name: str
+    scopes: Scopes | None
     created_at: Instant
     expires_at: Instant | None
     revoked_at: Instant | None
+    last_used_at: Instant | None
 
 
-class NewKeyReply(Reply):
+class NewKeyReply(Key):
     """The only answer that ever shows the key (a repeat with the same Idempotency-Key does not)."""
 
-    id: Id
-    role: Role
-    name: str
     tenant: str
     key: str | None
+
+
+class RotatedKey(NewKeyReply):
+    """A key in the place of another, and until when that one stays good (a repeat does not say)."""
+
+    replaces: Id | UnsetType = UNSET
+    old_expires_at: Instant | UnsetType = UNSET
 
 
 class RunsOf(Reply):

@@ -1,4 +1,4 @@
-"""Workers, tenants and keys."""
+"""Workers and tenants."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Literal
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow import fleet, keys, quotas, tenants
+from tocsin.flow import fleet, quotas, tenants
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
-from tocsin.wire import NewKey, NewTenant, TenantPatch, Why
+from tocsin.wire import NewTenant, TenantPatch, Why
 
 _new_tenant = msgspec.json.Decoder(NewTenant).decode
 _tenant_patch = msgspec.json.Decoder(TenantPatch).decode
 _why = msgspec.json.Decoder(Why).decode
-_new_key = msgspec.json.Decoder(NewKey).decode
 
 
 @route("GET", "/v1/workers", "fleet.read")
@@ -102,27 +101,3 @@ async def _tenant(call: Call, headers: dict[str, str] | None = None) -> Reply:
 
 def _slug(call: Call) -> str:
     return call.request.params["slug"]
-
-
-@route("POST", "/v1/keys", "keys.manage")
-async def create_key(call: Call) -> Reply:
-    body = call.decode(_new_key)
-    try:
-        return answer(await keys.create_key(call.node.db, call.who, body, call.wish), 201)
-    except Replay as first:
-        # Only its hash is kept: a key whose answer was lost cannot be shown again, but no second one is made.
-        shown = {"id": first.ids[0], "role": body.role, "name": body.name, "tenant": call.who.tenant, "key": None}
-        return answer(shown, 201, REPLAYED)
-
-
-@route("GET", "/v1/keys", "keys.manage")
-async def list_keys(call: Call) -> Reply:
-    query = call.query("limit", "cursor")
-    limit = limit_of(query)
-    return answer(page(await keys.list_keys(call.node.db, call.who, cursor_of(query), limit + 1), limit))
-
-
-@route("DELETE", "/v1/keys/{id}", "keys.manage")
-async def revoke_key(call: Call) -> Reply:
-    await keys.revoke_key(call.node.db, call.who, call.id())
-    return Reply(status=204)

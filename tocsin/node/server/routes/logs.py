@@ -79,7 +79,8 @@ async def search_logs(call: Call) -> Reply:
     cursor = search.parse_cursor(query["cursor"], node.db.clock.now()) if "cursor" in query else None
     stores = search.Stores(node.db, node.objects, node.parquet)
     found = await search.search(stores, call.who.tenant_id, wanted, cursor, limit)
-    return answer({"items": found.lines, "next_cursor": None if found.cursor is None else str(found.cursor)})
+    lines = await call.in_scope(found.lines)
+    return answer({"items": lines, "next_cursor": None if found.cursor is None else str(found.cursor)})
 
 
 async def _written(

@@ -41,6 +41,7 @@ async def list_runs_of(call: Call, job: str | None) -> Reply:
     node = call.node
     found = await history.list_runs(node.db, node.parquet, call.who, wanted, cursor_of(query), limit + 1)
     shown = page(found.items, limit)
+    shown["items"] = await call.in_scope(shown["items"])
     return answer(shown | {"next_cursor": shown["next_cursor"] or found.rest})
 
 

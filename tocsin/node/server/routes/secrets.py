@@ -20,7 +20,7 @@ _request = msgspec.json.Decoder(NewSecret).decode
 _SHORTEST = 4  # a shorter value could not be masked in logs, for it would be found everywhere
 
 
-@route("PUT", "/v1/secrets/{name}", "jobs.write")
+@route("PUT", "/v1/secrets/{name}", "secrets.manage")
 async def put_secret(call: Call) -> Reply:
     name = call.request.params["name"]
     if not re.fullmatch(NAME, name):
@@ -39,7 +39,7 @@ async def put_secret(call: Call) -> Reply:
     return await _answer(call, name, 201 if done.made else 200)
 
 
-@route("GET", "/v1/secrets", "jobs.read")
+@route("GET", "/v1/secrets", "secrets.manage")
 async def list_named_secrets(call: Call) -> Reply:
     query = call.query("limit", "cursor")
     limit, after = limit_of(query), query.get("cursor")
@@ -48,12 +48,12 @@ async def list_named_secrets(call: Call) -> Reply:
     return answer(page(await secrets.list_secrets(call.node.db, call.who, after, limit + 1), limit, "name"))
 
 
-@route("GET", "/v1/secrets/{name}", "jobs.read")
+@route("GET", "/v1/secrets/{name}", "secrets.manage")
 async def get_secret(call: Call) -> Reply:
     return await _answer(call, _name(call))
 
 
-@route("DELETE", "/v1/secrets/{name}", "jobs.write")
+@route("DELETE", "/v1/secrets/{name}", "secrets.manage")
 async def delete_secret(call: Call) -> Reply:
     try:
         await secrets.delete(call.node.db, call.who, _name(call), call.wish, call.version)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from tocsin.flow.control import Controlled
 from tocsin.flow.shared.idempotency import Replay
+from tocsin.model.access import PERMISSIONS
 from tocsin.node.server.http import Call, Handler
 
 ROUTES: list[tuple[str, str, str, Handler]] = []
@@ -13,7 +14,9 @@ REPLAYED = {"idempotent-replayed": "true"}
 
 
 def route(method: str, path: str, permission: str) -> Callable[[Handler], Handler]:
-    """Register a handler under the permission it needs."""
+    """Register a handler under the permission it needs; a route without a rule is none."""
+    if permission not in PERMISSIONS:
+        raise ValueError(f"{method} {path}: model/access has no permission {permission!r}")
 
     def register(handler: Handler) -> Handler:
         ROUTES.append((method, path, permission, handler))
