@@ -33,7 +33,7 @@ LEFT_OUT = {
     "catalog": "only reads",
     "logs": "only reads",
     "search": "only reads",
-    "compact": "tests/flow/test_compact.py ends it at each of its points",
+    "compact": "tests/cluster/test_records.py kills it at each of its points",
     "occurrences": "only reads",
     "cold": "only reads",
     "preview": "only reads",

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import Scene, WorkerHand
+from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
 from tocsin.flow import compact
+from tocsin.node.compactor import Compactor
 from tocsin.settings import Settings
+from tocsin.telemetry import LOOP_ERRORS
 
 Run = dict[str, Any]
 NOW = time.time()
@@ -174,3 +177,28 @@ async def test_lines_behind_a_cut_keep_their_numbers(scene: Scene, worker: Worke
     assert await compact.compact(scene.db, scene.node.objects, tenant) == 2
     assert await pages(scene, path, "after") == before
     assert (before[-1]["seq"], before[-1]["text"]) == (4, "behind")
+
+
+async def test_what_cannot_be_read_of_one_tenant_keeps_nothing_else_back(
+    scene: Scene, worker: WorkerHand, tenant: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = await logged(scene, worker)
+
+    async def both(_db: Any) -> list[int]:
+        return [tenant - 1, tenant, tenant + 1]
+
+    async def compacted(db: Any, objects: Any, tenant_id: int) -> int:
+        if tenant_id != tenant:
+            raise Unavailable("an object is gone")
+        return await whole(db, objects, tenant_id)
+
+    whole = compact.compact
+    monkeypatch.setattr(compact, "tenants", both)
+    monkeypatch.setattr(compact, "compact", compacted)
+    failed = LOOP_ERRORS.labels("compactor")._value.get()
+    await scene.sql.execute("insert into log_garbage (object, due_at) values ('logs/nothing', now() - interval '1 s')")
+    assert await Compactor(scene.db, scene.node.objects).run_once() == 0
+    assert await scene.value("select count(*) from log_segments where replaced_at is null") == 1
+    assert await scene.value("select count(*) from log_garbage where object = 'logs/nothing'") == 0
+    assert LOOP_ERRORS.labels("compactor")._value.get() == failed + 2
+    await check(scene, wanted)

@@ -107,22 +107,26 @@ async def test_one_time_jobs_leave_once_nothing_needs_them(scene: Scene) -> None
     await scene.api.post(f"/v1/runs/{ended['id']}/retry")
     await scene.sql.execute("delete from history where job_id <> $1", made["hot"]["id"])
     await scene.sql.execute("update jobs set ended_at = now() - interval '9 days' where name <> 'young' and once")
-    now = await scene.now() + timedelta(minutes=1)
-    before = now - timedelta(days=1)
-    assert await retention.forget_jobs(scene.db, before) == 0, "their ids are of today"
-    await scene.sql.execute("update jobs set ended_at = now() + interval '1 day' where name = 'young'")
-    assert await retention.forget_jobs(scene.db, now) == 1
+    before = await scene.now() - timedelta(days=10)
+    assert await retention.forget_jobs(scene.db, before) == 0
+    await scene.sql.execute("update tenants set hot_days = 8")
+    assert await retention.forget_jobs(scene.db, before) == 1, "the tenant's own days go before"
     left = {row["name"] for row in await scene.rows("select name from jobs")}
     assert left == {"hot", "dead", "again", "young", standing["name"]}
 
 
-async def test_the_archivist_does_all_of_it_if_it_is_told_to(scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [None, 30])
+async def test_the_archivist_does_all_of_it_if_it_is_told_to(scene: Scene, tmp_path: Path, own: int | None) -> None:
+    """By the server's setting or, if that says nothing, by the tenant's."""
     node = scene.node
     parquet = Parquet(node.objects, tmp_path / "cold")
     old = Old(scene, parquet)
     await old.make_day(DAY)
     await old.rows(await scene.job(), DAY, 2)
     for days, left in ((0, True), (30, False)):
+        if own is not None and not left:
+            await scene.sql.execute("update tenants set hot_days = $1", own)
+            days = 0
         settings = Settings.load({}, home=tmp_path, database_url=node.settings.database_url, hot_days=days)
         await Archivist(node.db, node.objects, parquet, settings).run_once()
         assert (await old.hot() > 0) == left

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from tocsin.model.ids import lowest_id
 from tocsin.store.db import Database, Sql, columns
 from tocsin.store.objects import ObjectStore
 
@@ -27,11 +26,12 @@ async def expire(db: Database, objects: ObjectStore, runs_days: int) -> int:
 
 
 async def forget_jobs(db: Database, ended_before: datetime) -> int:
-    """One-time jobs that ended long ago and whose runs are archived leave; answers how many. Looks through all jobs."""
+    """One-time jobs that ended long ago and whose runs are archived leave; answers how many. Looks through all jobs.
+    A tenant's own hot days go before `ended_before`."""
     gone, last = 0, (0, str(UUID(int=0)))
     while True:
         async with db.transaction("retention") as connection:
-            found = await connection.fetch(SQL["lock_ended_jobs"], ended_before, lowest_id(ended_before), *last, _WAVE)
+            found = await connection.fetch(SQL["lock_ended_jobs"], ended_before, *last, _WAVE)
             gone += int(await connection.fetchval(SQL["forget_jobs"], *columns(found, 2)))
         if len(found) < _WAVE:
             return gone

@@ -19,14 +19,16 @@ select a.tenant_id, a.day, a.object
 delete from archives where tenant_id = $1 and day = $2 and object = $3 and expired_at is not null
 
 -- :name lock_ended_jobs
--- One-time jobs that ended before $1, of which $2 is the lowest id, behind ($3, $4). Whoever makes a run of one holds it.
+-- One-time jobs that ended before their tenant's hot days, or before $1, behind ($2, $3). Whoever makes a run of one
+-- holds it.
 select j.tenant_id, j.id::text as id
   from jobs j
- where (j.tenant_id, j.id) > ($3::int, $4::uuid) and j.id < $2::uuid
-   and j.once and j.state in ('completed', 'cancelled') and j.ended_at < $1
+  join tenants t on t.id = j.tenant_id
+ where (j.tenant_id, j.id) > ($2::int, $3::uuid) and j.once and j.state in ('completed', 'cancelled')
+   and j.ended_at < coalesce(now() - t.hot_days * interval '1 day', $1)
  order by j.tenant_id, j.id
- limit $5
-   for update skip locked
+ limit $4
+   for update of j skip locked
 
 -- :name forget_jobs
 -- In a statement of its own, which sees what was made before the jobs were locked. What is live, dead or still hot

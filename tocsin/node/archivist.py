@@ -3,8 +3,9 @@ there when nobody is to keep them any longer."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
+from tocsin.clock import EPOCH
 from tocsin.flow import archive, retention, shelve
 from tocsin.node.loop import Loop
 from tocsin.settings import Settings
@@ -14,7 +15,6 @@ from tocsin.store.parquet import Parquet
 from tocsin.telemetry import LOOP_ERRORS, get_logger
 
 log = get_logger("archivist")
-NEVER = datetime.min.replace(tzinfo=UTC)  # all that ended before it may go
 _PAUSE, _AGAIN = 600.0, 60.0  # seconds between looks, and after one that failed; nothing waits for it
 
 
@@ -42,7 +42,7 @@ class Archivist(Loop):
 
     async def _take_turn(self) -> None:
         hot_days = self._settings.hot_days
-        ended = await self._db.read_clock() - timedelta(days=hot_days) if hot_days else NEVER
+        ended = await self._db.read_clock() - timedelta(days=hot_days) if hot_days else EPOCH
         if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
             await retention.forget_jobs(self._db, ended)
         await shelve.shelve(self._db, self._objects, self._parquet, ended.date())

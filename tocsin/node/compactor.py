@@ -9,7 +9,9 @@ from tocsin.flow import compact, payloads
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 from tocsin.store.objects import ObjectStore
+from tocsin.telemetry import LOOP_ERRORS, get_logger
 
+log = get_logger("compactor")
 _PAUSE = 30.0
 
 
@@ -29,7 +31,18 @@ class Compactor(Loop):
         self._rng.shuffle(tenants)
         done = 0
         for tenant_id in tenants:
-            done += await compact.compact(self._db, self._objects, tenant_id)
+            done += await self._compact(tenant_id)
         done += await compact.clean(self._db, self._objects)
         done += await payloads.clean(self._db, self._objects)
         return 0.0 if done else self._rng.uniform(0.5, 1.5) * _PAUSE
+
+    async def _compact(self, tenant_id: int) -> int:
+        """What cannot be read of one tenant's keeps nothing of the others' back."""
+        try:
+            return await compact.compact(self._db, self._objects, tenant_id)
+        except Exception as error:
+            LOOP_ERRORS.labels(self.name).inc()
+            log.warning(
+                "a tenant's logs cannot be compacted", tenant=tenant_id, error=f"{type(error).__name__}: {error}"
+            )
+            return 0
