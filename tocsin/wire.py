@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tocsin.model.access import Role
+from tocsin.model.access import PATTERN, Role
+from tocsin.model.backfill import DEFAULT_CONCURRENCY, DEFAULT_PRIORITY, Concurrency
 from tocsin.model.calendars import MOST_DAYS, Mode, Weekday
 from tocsin.model.ical import LONGEST_TEXT
 from tocsin.model.job import JobSpec, Name, RunRequest, Schedule
@@ -86,6 +87,22 @@ class PreviewRequest(_Body):
     count: Annotated[int, Meta(ge=1, le=100)] = 10
     after: Instant | None = None
     name: Name | None = None
+
+
+class BackfillRequest(_Body):
+    """A past range to be filled: what the job's schedule owes from one instant on and before another. `schedule`:
+    instead of the job's, which may have none. `args` reach every run."""
+
+    from_: Instant = msgspec.field(name="from")
+    to: Instant
+    max_concurrency: Concurrency = DEFAULT_CONCURRENCY
+    priority: Annotated[int, Meta(ge=0, le=1000)] = DEFAULT_PRIORITY
+    args: dict[str, Any] | None = None
+    schedule: Schedule | None = None
+    dry_run: bool = False
+
+
+decode_backfill = msgspec.json.Decoder(BackfillRequest, dec_hook=decode_scalar).decode
 
 
 class CalendarRequest(_Body):
@@ -204,23 +221,6 @@ class TenantPatch(_Body):
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]*(?!\n)$"
 
 
-class NewKey(_Body):
-    role: Role
-    name: Annotated[str, Meta(max_length=128, pattern=_LABEL)] = ""
-
-
-class NewSecret(_Body):
-    """A secret's value."""
-
-    value: Annotated[str, Meta(min_length=4, max_length=65_536)]
-
-
-# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Page(Struct, kw_only=True):
-    items: list[Any]
-    next_cursor: str | None = None
 _Pattern = Annotated[str, Meta(pattern=PATTERN)]
 _Slug = Annotated[str, Meta(max_length=63, pattern=_LABEL)]
 _ScopedTag = Annotated[str, Meta(max_length=400, pattern=r"^[^:\x00]+:[^\x00]*$")]
@@ -236,9 +236,9 @@ class KeyScopes(_Body):
     tenants: Annotated[list[_Slug], Meta(min_length=1, max_length=1000)] | UnsetType = UNSET
 
 
-
-
-class RunError(Struct, kw_only=True):
+class NewKey(_Body):
+    role: Role
+    name: Annotated[str, Meta(max_length=128, pattern=_LABEL)] = ""
     scopes: KeyScopes | UnsetType = UNSET
     expires_at: Instant | None = None
 
@@ -251,6 +251,23 @@ class Rotation(_Body):
 
 decode_new_key = msgspec.json.Decoder(NewKey, dec_hook=decode_scalar).decode
 decode_rotation = msgspec.json.Decoder(Rotation, dec_hook=decode_scalar).decode
+
+
+class NewSecret(_Body):
+    """A secret's value."""
+
+    value: Annotated[str, Meta(min_length=4, max_length=65_536)]
+
+
+# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Page(Struct, kw_only=True):
+    items: list[Any]
+    next_cursor: str | None = None
+
+
+class RunError(Struct, kw_only=True):
     """What went wrong in an attempt; `class` is what `retry_on` and `give_up_on` name."""
 
     class_: str = msgspec.field(name="class")

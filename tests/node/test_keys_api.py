@@ -1,10 +1,24 @@
-"""Tenants and keys over HTTP: repeats with an Idempotency-Key have one effect."""
+"""Keys over HTTP: shown once, kept as keyed hashes, expiring, rotated with overlap, revoked everywhere."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
 
 from tests.conftest import Api
+from tests.flow.kit import PROCESS, Scene, WorkerHand, poll_opened
+from tocsin.flow import keys
+from tocsin.flow.keys import KeyHashes
+from tocsin.node.assemble import Node
+from tocsin.node.server import http
+from tocsin.settings import Settings
+from tocsin.store.vault import MasterKeys, new_key
 
 
 async def test_a_repeated_tenant_is_the_same_tenant(still_api: Api) -> None:
@@ -24,3 +38,210 @@ async def test_a_repeated_key_is_made_once_and_shown_once(still_api: Api) -> Non
     assert first["key"] and again == first | {"key": None}
     made = [key for key in (await still_api.get("/v1/keys"))["items"] if key["name"] == "ci"]
     assert [key["id"] for key in made] == [first["id"]]
+    assert (await still_api.get(f"/v1/keys/{first['id']}")) == made[0]
+
+
+# ── how they are stored ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def stored(scene: Scene, key_id: str) -> Any:
+    return await scene.row("select hash, hashed_by from api_keys where id = $1", key_id)
+
+
+def masters(*secrets: bytes) -> MasterKeys:
+    return MasterKeys(secrets)
+
+
+async def test_what_is_stored_opens_nothing_without_the_pepper(scene: Scene) -> None:
+    made = await scene.api.post("/v1/keys", {"role": "viewer"})
+    row = await stored(scene, made["id"])
+    assert row["hashed_by"] == "cluster" and row["hash"] != hashlib.sha256(made["key"].encode()).digest()
+    hashes = await KeyHashes.load(scene.db, masters(new_key()))
+    sealed = await keys.create_key(scene.db, hashes, await scene.who(), _body("viewer"))
+    row = await stored(scene, sealed["id"])
+    assert row["hashed_by"] == hashes.first != "cluster"
+    # A server without that master key does not know it: the database alone does not make one.
+    assert await keys.identify(scene.db, scene.node.key_hashes, sealed["key"]) is None
+    assert await keys.identify(scene.db, hashes, sealed["key"]) is not None
+    assert await keys.identify(scene.db, hashes, made["key"]) is not None, "those from before it stay good"
+
+
+def _body(role: Any) -> Any:
+    return keys.NewKey(role=role)
+
+
+async def test_a_key_from_before_keyed_hashes_stays_good_as_it_is(scene: Scene) -> None:
+    made = await scene.api.post("/v1/keys", {"role": "viewer"})
+    plain = hashlib.sha256(made["key"].encode()).digest()
+    await scene.sql.execute("update api_keys set hash = $2, hashed_by = null where id = $1", made["id"], plain)
+    api = Api(scene.node, made["key"])
+    await api.get("/v1/jobs")
+    await scene.node.authenticator.note_used()
+    # Not stored anew by being used: a server of the release before knows it by this hash alone.
+    assert (await stored(scene, made["id"]))["hash"] == plain
+    new = await scene.api.post(f"/v1/keys/{made['id']}/rotate")
+    assert (await stored(scene, new["id"]))["hashed_by"] == "cluster"
+
+
+async def test_a_key_of_an_older_master_key_is_stored_anew_when_it_is_used(scene: Scene) -> None:
+    old, new = new_key(), new_key()
+    before, after = [await KeyHashes.load(scene.db, masters(*m)) for m in ((old,), (new, old))]
+    made = await keys.create_key(scene.db, before, await scene.who(), _body("viewer"))
+    found = await keys.identify(scene.db, after, made["key"])
+    assert found is not None and found.anew == after.of(made["key"])
+    await keys.note_used(scene.db, after, {made["id"]: found.anew})
+    assert (await stored(scene, made["id"]))["hashed_by"] == after.first
+    # Now the older master key may go.
+    assert await keys.identify(scene.db, await KeyHashes.load(scene.db, masters(new)), made["key"]) is not None
+
+
+async def test_when_a_key_was_last_used_is_noted_now_and_then(scene: Scene) -> None:
+    made = await scene.api.post("/v1/keys", {"role": "viewer"})
+    assert made["last_used_at"] is None
+    api = Api(scene.node, made["key"])
+    for _ in range(3):
+        await api.get("/v1/jobs")
+    assert (await scene.api.get(f"/v1/keys/{made['id']}"))["last_used_at"] is None, "no call writes it"
+    await scene.node.authenticator.note_used()
+    first = (await scene.api.get(f"/v1/keys/{made['id']}"))["last_used_at"]
+    assert first is not None
+    scene.node.authenticator._known.clear()
+    await api.get("/v1/jobs")
+    await scene.node.authenticator.note_used()
+    assert (await scene.api.get(f"/v1/keys/{made['id']}"))["last_used_at"] == first, "right to some minutes"
+
+
+# ── their ends ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_key_ends_when_it_was_to(scene: Scene) -> None:
+    ends = (await scene.now() + timedelta(hours=1)).isoformat()
+    made = await scene.api.post("/v1/keys", {"role": "viewer", "expires_at": ends})
+    api = Api(scene.node, made["key"])
+    await api.get("/v1/jobs")
+    await scene.sql.execute("update api_keys set expires_at = now() where id = $1", made["id"])
+    scene.node.authenticator._known.clear()
+    await api.get("/v1/jobs", expect=401)
+
+
+async def test_rotation_gives_the_same_rights_and_ends_the_old_key_later(scene: Scene) -> None:
+    ends = (await scene.now() + timedelta(days=10)).isoformat()
+    wanted = {"role": "editor", "name": "ci", "scopes": {"jobs": ["billing-*"]}, "expires_at": ends}
+    old = await scene.api.post("/v1/keys", wanted)
+    new = await scene.api.post(f"/v1/keys/{old['id']}/rotate", {"overlap": "PT2H"}, headers={"idempotency-key": "r"})
+    assert new["replaces"] == old["id"] and new["key"] not in (None, old["key"]) and new["id"] != old["id"]
+    assert {k: new[k] for k in ("role", "name", "scopes", "tenant")} == {
+        k: old[k] for k in ("role", "name", "scopes", "tenant")
+    }
+    row = await scene.row(
+        "select n.expires_at - n.created_at as life, o.expires_at - now() as overlap from api_keys n, api_keys o"
+        " where n.id = $1 and o.id = $2",
+        new["id"],
+        old["id"],
+    )
+    assert timedelta(days=9, hours=23) < row["life"] < timedelta(days=10, hours=1), "as long as the old one was to live"
+    assert timedelta(hours=1) < row["overlap"] <= timedelta(hours=2)
+    again = await scene.api.post(f"/v1/keys/{old['id']}/rotate", {"overlap": "PT2H"}, headers={"idempotency-key": "r"})
+    assert (again["id"], again["key"]) == (new["id"], None)
+    for key in (old, new):
+        await Api(scene.node, key["key"]).get("/v1/jobs")
+    await scene.api.post(f"/v1/keys/{new['id']}/rotate", {"overlap": "PT0S"})
+    scene.node.authenticator._known.clear()
+    await Api(scene.node, new["key"]).get("/v1/jobs", expect=401)
+    assert (await scene.api.post(f"/v1/keys/{new['id']}/rotate", expect=409))["code"] == "key_ended"
+    for wrong in ({"overlap": "P31D"}, {"overlap": "-PT1H"}, {"until": 1}):
+        await scene.api.post(f"/v1/keys/{old['id']}/rotate", wrong, expect=422)
+
+
+async def test_an_admin_gets_hold_of_no_key_of_the_platform(scene: Scene) -> None:
+    admin = await scene.api.with_key("admin")
+    before = await scene.rows("select id, hash, expires_at, revoked_at from api_keys order by id")
+    for key in (await admin.get("/v1/keys"))["items"]:
+        if key["role"] in ("worker", "platform"):
+            await admin.post(f"/v1/keys/{key['id']}/rotate", expect=403)
+            await admin.delete(f"/v1/keys/{key['id']}", expect=403)
+    assert await scene.rows("select id, hash, expires_at, revoked_at from api_keys order by id") == before
+
+
+@pytest.fixture
+async def second(scene: Scene, settings: Settings) -> AsyncIterator[Node]:
+    """Another server on the same database."""
+    node = Node(settings)
+    await node.start(loops=False)
+    yield node
+    await node.stop()
+
+
+async def test_a_revoked_key_is_refused_by_every_server_a_second_later(
+    scene: Scene, second: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await scene.api.post("/v1/keys", {"role": "viewer"})
+    here, there = Api(scene.node, made["key"]), Api(second, made["key"])
+    for api in (here, there):
+        await api.get("/v1/jobs")
+    await scene.api.delete(f"/v1/keys/{made['id']}")
+    # Not by waiting for it: their clock goes on by that second.
+    monotonic = http.time.monotonic
+    monkeypatch.setattr(http.time, "monotonic", lambda: monotonic() + 1.0)
+    for api in (here, there):
+        await api.get("/v1/jobs", expect=401)
+
+
+async def test_a_worker_that_waits_is_sent_away_when_its_key_is_revoked(live: Scene) -> None:
+    made = await live.api.post("/v1/keys", {"role": "worker"})
+    worker = await WorkerHand.register(live.node, made["key"])
+    opened = poll_opened(live.node)
+    waiting = asyncio.create_task(worker.claim(1, wait=60))
+    await opened.wait()
+    await live.api.delete(f"/v1/keys/{made['id']}")
+    assert (await asyncio.wait_for(waiting, 30))["runs"] == []
+    live.node.authenticator._known.clear()
+    await worker.claim(1, expect=401)
+
+
+# ── a stolen dump ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _forms(secret: str) -> Iterable[bytes]:
+    raw = secret.encode()
+    yield from (raw, raw.hex().encode(), base64.b64encode(raw), hashlib.sha256(raw).hexdigest().encode())
+
+
+async def test_a_dump_of_the_database_holds_no_usable_key_and_no_secret(scene: Scene, settings: Settings) -> None:
+    master = base64.b64encode(new_key()).decode()
+    node = Node(Settings.load({"TOCSIN_MASTER_KEY": master}, home=settings.home, database_url=settings.database_url))
+    await node.start(loops=False)
+    api = Api(node, scene.api.key)
+    try:
+        made = [await api.post("/v1/keys", {"role": role}) for role in ("viewer", "worker", "platform")]
+        made.append(await api.post(f"/v1/keys/{made[0]['id']}/rotate"))
+        await api.call("PUT", "/v1/secrets/billing", json={"value": "a-canary-nobody-sees"})
+        job = await api.post("/v1/jobs", {"target": PROCESS, "schedule": {"manual": True}, "sensitive": True})
+        await api.post(f"/v1/jobs/{job['id']}/runs", {"args": {"card": "canary-4111"}})
+        for key in made[:2]:
+            await Api(node, key["key"]).get("/v1/jobs", expect=200 if key["role"] == "viewer" else 403)
+        await node.authenticator.note_used()
+        dump = await _dump(scene)
+    finally:
+        await node.stop()
+    assert len(dump) > 2000 and job["id"].encode() in dump
+    for secret in (*(key["key"] for key in made), "a-canary-nobody-sees", "canary-4111", master):
+        assert not any(form in dump for form in _forms(secret)), secret[:8]
+    # Nor does it hold what the stored hashes are made with: with the dump alone none can be checked.
+    own = await scene.value("select count(*) from api_keys where hashed_by not in ('cluster')")
+    assert own == len(made)
+
+
+async def _dump(scene: Scene) -> bytes:
+    """All there is in all tables, as COPY writes it."""
+    tables = await scene.rows(
+        "select c.relname from pg_class c where c.relnamespace = 'tocsin'::regnamespace and c.relkind = 'r'"
+    )
+    parts: list[bytes] = []
+
+    async def take(data: bytes) -> None:
+        parts.append(bytes(data))
+
+    for (table,) in tables:
+        await scene.sql.copy_from_table(table, output=take)
+    return b"".join(parts)

@@ -177,6 +177,7 @@ async def test_a_stream_ends_with_its_node_and_with_its_key(scene: Scene, run: R
     async with following(scene.node, made["key"], run) as tail:
         await anext(tail.parts)
         await scene.api.delete(f"/v1/keys/{made['id']}")
+        await scene.node.doorkeeper.run_once()
         assert b"unauthorized" in await asyncio.wait_for(anext(tail.parts), 20)
     async with following(scene.node, scene.api.key, run) as tail:
         await anext(tail.parts)

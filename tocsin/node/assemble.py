@@ -30,6 +30,7 @@ from tocsin.node.archivist import Archivist
 from tocsin.node.breaker import Breaker
 from tocsin.node.compactor import Compactor
 from tocsin.node.dispatcher import Dispatcher
+from tocsin.node.doorkeeper import Doorkeeper
 from tocsin.node.events import Events
 from tocsin.node.gateway import Gateway
 from tocsin.node.group import GroupCommit
@@ -94,20 +95,23 @@ class Node:
         self.retired = False
         self._server = servers.Server.this(settings.port, __version__)
         self.gateway: Gateway
+        self.key_hashes: keys.KeyHashes
+        self.doorkeeper: Doorkeeper
 
     async def start(self, *, loops: bool = True) -> None:
-        self.key_hashes: keys.KeyHashes
         """Open the database and set every loop going (or none: then somebody else calls their turns)."""
         await self.db.open(_PATIENCE)
         await migrations.refuse_newer(self.db)
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
+        self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents)
-        self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
         self.gateway = Gateway(
             self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.objects, self.tell
         )
+        guests = (self.gateway, self.events, self.tails)
+        self.doorkeeper = Doorkeeper(self.db, guests, self.authenticator.note_used)
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
         self._loops = [
@@ -124,6 +128,7 @@ class Node:
             Caretaker(self.db, self._server, self.retire, self._measure_pools),
             self.events,
             self.tails,
+            self.doorkeeper,
             Compactor(self.db, self.objects),
         ]
         for loop in self._loops if loops else ():

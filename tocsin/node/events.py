@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from typing import Literal, NamedTuple
 
 from tocsin.clock import iso
 from tocsin.errors import TooManyRequests, Unavailable
-from tocsin.flow import catalog, events, keys
+from tocsin.flow import catalog, events
 from tocsin.flow.events import NOWHERE, Change, EventId, Position, Reading
 from tocsin.model.access import Identity
 from tocsin.node.loop import Loop
@@ -26,7 +26,6 @@ from tocsin.wire import CircuitEvent, FeedEvent, JobEvent, RunEvent, encode
 _TICK = 0.1
 _ASLEEP = 60.0
 _RENEW_SECONDS = 60.0
-_CHECK_SECONDS = 2.0
 _HEARTBEAT_SECONDS = 15.0
 _MOST_PER_TENANT, _MOST = 100, 1000
 
@@ -189,7 +188,6 @@ class Events(Loop):
         super().__init__()
         self._db = db
         self._feeds: dict[int, _Feed] = {}
-        self._checked_at = 0.0
         self._leaving = False
 
     # ── listening ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,6 +227,16 @@ class Events(Loop):
         for listener in self._listeners():
             listener.end("leaving")
 
+    def keys_inside(self) -> set[str]:
+        """With which keys somebody listens."""
+        return {listener.key_id for listener in self._listeners()}
+
+    def show_out(self, key_ids: Collection[str]) -> None:
+        """End the streams of these keys."""
+        for listener in self._listeners():
+            if listener.key_id in key_ids:
+                listener.end("unauthorized")
+
     def _listeners(self) -> list[_Listener]:
         return [listener for feed in self._feeds.values() for listener in feed.listeners]
 
@@ -248,15 +256,4 @@ class Events(Loop):
         readings = await events.read(self._db, {tenant: feed.read_to for tenant, feed in feeds.items()})
         for tenant, reading in readings.items():
             feeds[tenant].take(reading)
-        if now - self._checked_at > _CHECK_SECONDS:
-            self._checked_at = now
-            await self._end_revoked()
         return 0.0 if any(reading.full for reading in readings.values()) else _TICK
-
-    async def _end_revoked(self) -> None:
-        """A stream outlives its request's authentication, never its key."""
-        listeners = self._listeners()
-        living = await keys.living(self._db, {listener.key_id for listener in listeners})
-        for listener in listeners:
-            if listener.key_id not in living:
-                listener.end("unauthorized")

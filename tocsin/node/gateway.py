@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -244,6 +244,16 @@ class Gateway:
                 session.state = "draining"
                 self._rouse(session)
 
+    def keys_inside(self) -> set[str]:
+        """With which keys workers wait for an answer."""
+        return {s.key_id for s in self._sessions.values() if s.poll is not None or s.listening is not None}
+
+    def show_out(self, key_ids: Collection[str]) -> None:
+        """Answer the long polls of these keys: the next one is refused."""
+        for session in self._sessions.values():
+            if session.key_id in key_ids:
+                self._rouse(session)
+
     def end_polls(self) -> None:
         """Answer every long poll, those that are open and those still to come: the node is going."""
         self._leaving = True
@@ -259,8 +269,10 @@ class Gateway:
 
     async def _listen(self, session: Session, body: Claim, gone: asyncio.Future[None]) -> None:
         """Without a free slot: until there are orders."""
-        session.listening = asyncio.get_running_loop().create_future()
-        await asyncio.wait((session.listening, gone), timeout=_wait_of(body), return_when=asyncio.FIRST_COMPLETED)
+        roused = session.listening = asyncio.get_running_loop().create_future()
+        await asyncio.wait((roused, gone), timeout=_wait_of(body), return_when=asyncio.FIRST_COMPLETED)
+        if session.listening is roused:
+            session.listening = None
 
     # ── sessions and leases ──────────────────────────────────────────────────────────────────────────────────────
 

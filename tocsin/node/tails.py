@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
 from typing import Any, NamedTuple
 
 from tocsin.clock import iso
 from tocsin.errors import TooManyRequests, Unavailable
-from tocsin.flow import keys, logs
+from tocsin.flow import logs
 from tocsin.model.access import Identity
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
@@ -25,7 +25,6 @@ from tocsin.wire import LogChunk, encode
 
 _TICK = 0.25
 _ASLEEP = 60.0
-_CHECK_SECONDS = 2.0
 _HEARTBEAT_SECONDS = 15.0
 _MOST_PER_TENANT, _MOST = 100, 1000
 _PAGE = 500
@@ -110,7 +109,6 @@ class Tails(Loop):
         self._db, self._objects = db, objects
         self._tailers: set[_Tailer] = set()
         self._followed: set[str] = set()
-        self._checked_at = 0.0
         self._leaving = False
 
     def stored(self, chunks: Iterable[LogChunk]) -> None:
@@ -188,6 +186,16 @@ class Tails(Loop):
         for tailer in self._tailers:
             tailer.end("leaving")
 
+    def keys_inside(self) -> set[str]:
+        """With which keys somebody follows."""
+        return {tailer.who.key_id for tailer in self._tailers}
+
+    def show_out(self, key_ids: Collection[str]) -> None:
+        """End the streams of these keys."""
+        for tailer in self._tailers:
+            if tailer.who.key_id in key_ids:
+                tailer.end("unauthorized")
+
     async def run_once(self) -> float:
         tailers = list(self._tailers)
         if not tailers:
@@ -196,15 +204,4 @@ class Tails(Loop):
         seen = dict(zip(runs, await logs.look(self._db, runs), strict=True))
         for tailer in tailers:
             tailer.take(seen[tailer.run])
-        now = time.monotonic()
-        if now - self._checked_at > _CHECK_SECONDS:
-            self._checked_at = now
-            await self._end_revoked(tailers)
         return _TICK
-
-    async def _end_revoked(self, tailers: list[_Tailer]) -> None:
-        """A stream outlives its request's authentication, never its key."""
-        living = await keys.living(self._db, {tailer.who.key_id for tailer in tailers})
-        for tailer in tailers:
-            if tailer.who.key_id not in living:
-                tailer.end("unauthorized")

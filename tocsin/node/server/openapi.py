@@ -39,8 +39,8 @@ from tocsin.wire import (
     Reason,
     Register,
     Report,
-    RunBatch,
     Rotation,
+    RunBatch,
     TenantPatch,
     Why,
 )

@@ -34,8 +34,8 @@ from tocsin.node.server.replies import (
     Redriven,
     ReportOf,
     Rotated,
-    Run,
     RotatedKey,
+    Run,
     RunsOf,
     SchedulePreview,
     Tenant,
@@ -65,9 +65,9 @@ from tocsin.wire import (
     Registered,
     Report,
     ReportAnswer,
+    Rotation,
     RunBatch,
     TenantPatch,
-    Rotation,
     Why,
 )
 
@@ -295,6 +295,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/tenants/{slug}/resume"): _switch_tenant("Let a suspended tenant go on"),
     ("POST", "/v1/keys"): Operation("Create a key", NewKeyReply, 201, NewKey, keyed=True, problems=(409,)),
     ("GET", "/v1/keys"): Operation("List keys", Page[Key], query=_PAGED),
+    ("GET", "/v1/keys/{id}"): Operation("Read a key, without what opens the door", Key),
+    ("POST", "/v1/keys/{id}/rotate"): Operation(
+        "Make a key with the same rights; the old one stays good for a while",
+        *(RotatedKey, 201, Rotation),
+        optional=True,
+        keyed=True,
+        problems=(409,),
+    ),
     ("DELETE", "/v1/keys/{id}"): Operation("Revoke a key", None, 204),
     ("POST", "/v1/worker/register"): Operation("Register a worker", Registered, body=Register),
     ("POST", "/v1/worker/{id}/claim"): Operation(
@@ -308,11 +316,3 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Keep what runs say of themselves: progress, and a state for the next attempt", NotesAnswer, body=Notes
     ),
 }
-    ("GET", "/v1/keys/{id}"): Operation("Read a key, without what opens the door", Key),
-    ("POST", "/v1/keys/{id}/rotate"): Operation(
-        "Make a key with the same rights; the old one stays good for a while",
-        *(RotatedKey, 201, Rotation),
-        optional=True,
-        keyed=True,
-        problems=(409,),
-    ),
