@@ -64,6 +64,10 @@ class Settings:
         0,
     )
     runs_days: int = _doc("Days that archived runs are kept, unless a tenant's own retention says otherwise.", 365)
+    logs_days: int = _doc("Days that logs are kept, unless a tenant's own retention says otherwise.", 365)
+    audit_days: int = _doc(
+        "Days that archived records of the audit are kept, unless a tenant's own retention says otherwise.", 2557
+    )
     master_key: str = field(
         default="",
         repr=False,
@@ -120,8 +124,9 @@ class Settings:
                 raise SetupError(f"{name} must be between 0 and 86400, not {getattr(self, name):g}")
         if self.hot_days != 0 and not 2 <= self.hot_days <= 3650:
             raise SetupError(f"hot_days must be 0, or from 2 to 3650, not {self.hot_days}")
-        if not 1 <= self.runs_days <= 36_500:
-            raise SetupError(f"runs_days must be from 1 to 36500, not {self.runs_days}")
+        for name in ("runs_days", "logs_days", "audit_days"):
+            if not 1 <= getattr(self, name) <= 36_500:
+                raise SetupError(f"{name} must be from 1 to 36500, not {getattr(self, name)}")
         if not 0 < self.port < 65536:
             raise SetupError(f"port {self.port} is not between 1 and 65535")
 

@@ -198,14 +198,21 @@ class NewTenant(_Body):
     quotas: QuotaPatch | UnsetType = UNSET
 
 
-class RetentionPatch(_Body):
-    """How long a tenant's records are kept: `runs_days` after they were made, null for as long as the server keeps
-    those of others; with `legal_hold` nothing goes until it is lifted. `hot_days`: how long runs are in the database
-    before they are archived, null as those of others."""
+_Days = Annotated[int, Meta(ge=1, le=36_500)]
 
-    runs_days: Annotated[int, Meta(ge=1, le=36_500)] | UnsetType | None = UNSET
+
+class RetentionPatch(_Body):
+    """How long a tenant's archived runs, its logs and its archived audit are kept after they were made, null for as
+    long as the server keeps those of others; with `legal_hold` nothing goes until it is lifted. `hot_days`: how long
+    runs and audit are in the database before they are archived, null as those of others. `preset`: `compliance` stands
+    for seven years of each kind that is not named beside it."""
+
+    runs_days: _Days | UnsetType | None = UNSET
     legal_hold: bool | UnsetType = UNSET
     hot_days: Annotated[int, Meta(ge=2, le=3650)] | UnsetType | None = UNSET
+    logs_days: _Days | UnsetType | None = UNSET
+    audit_days: _Days | UnsetType | None = UNSET
+    preset: Literal["compliance"] | UnsetType = UNSET
 
 
 class TenantPatch(_Body):

@@ -69,6 +69,9 @@ def test_quotas_of_a_tenant(script: Script, tocsin: Tocsin) -> None:
     assert script.asked[-1].body == {"retention": {"runs_days": None, "legal_hold": False}}
     tocsin("tenant", "set", "acme", "--hot-days", "7")
     assert script.asked[-1].body == {"retention": {"hot_days": 7}}
+    tocsin("tenant", "set", "acme", "--logs-days", "30", "--audit-days", "0", "--preset", "compliance")
+    assert script.asked[-1].body == {"retention": {"logs_days": 30, "audit_days": None, "preset": "compliance"}}
+    assert tocsin("tenant", "set", "acme", "--preset", "strict").exit_code == 2
     assert tocsin("tenant", "set", "acme", "--quota", "max_jobs=many").exit_code == 2
     assert tocsin("tenant", "set", "acme").exit_code == 2
     script.on("GET", "/v1/tenants/acme", TENANT)

@@ -34,7 +34,7 @@ begin
     delete from tocsin.tenants where slug <> 'default';
     update tocsin.tenants set weight = 1, max_jobs = null, max_queued = null, max_running = null, submit_rate = null,
                               log_bytes_per_day = null, runs_days = null, legal_hold = false, suspended_at = null,
-                              hot_days = null;
+                              hot_days = null, logs_days = null, audit_days = null;
     delete from tocsin.pools where name <> 'default' and name not in (select pool from tocsin.lanes);
     update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1;
     update tocsin.cluster set restored = 0;

@@ -1,6 +1,6 @@
 """`tocsin tenant`: who shares this Tocsin (platform keys only)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -97,18 +97,29 @@ def set_(
     ] = None,
     hot_days: Annotated[
         int | None,
-        typer.Option(min=0, help="Archive its runs after so long; 0: when the server does.", metavar="DAYS"),
+        typer.Option(min=0, help="Archive its runs and audit after so long; 0: when the server does.", metavar="DAYS"),
+    ] = None,
+    logs_days: Annotated[
+        int | None, typer.Option(min=0, help="Keep its logs for so long; 0: as the server does.", metavar="DAYS")
+    ] = None,
+    audit_days: Annotated[
+        int | None,
+        typer.Option(min=0, help="Keep its archived audit for so long; 0: as the server does.", metavar="DAYS"),
+    ] = None,
+    preset: Annotated[
+        Literal["compliance"] | None, typer.Option(help="compliance: seven years of runs, logs and audit.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Change a tenant's weight, quotas, whom within the platform's walls its http jobs may call, or how long its
     records are kept."""
     quotas = {name: _quota(name, value) for name, value in assignments(quota, "--quota").items()}
-    retention = {} if runs_days is None else {"runs_days": runs_days or None}
+    days = {"runs_days": runs_days, "hot_days": hot_days, "logs_days": logs_days, "audit_days": audit_days}
+    retention: dict[str, object] = {name: number or None for name, number in days.items() if number is not None}
     retention |= {} if legal_hold is None else {"legal_hold": legal_hold}
-    retention |= {} if hot_days is None else {"hot_days": hot_days or None}
+    retention |= {} if preset is None else {"preset": preset}
     if weight is None and not quotas and not http_allow and not retention:
-        raise typer.BadParameter("say --weight, --quota, --http-allow, --runs-days, --legal-hold or --hot-days")
+        raise typer.BadParameter("say what to change: see --help")
     allow = [] if http_allow == ["none"] else http_allow or None
     with connect() as client:
         answer = client.update_tenant(

@@ -485,7 +485,7 @@ def update_tenant(
 ) -> Call[Document]:
     """Change a tenant's weight, those of its quotas that are named (None takes one away), the hosts and networks
     within the platform's walls that its http jobs may call, or how long its records are kept
-    (`{"runs_days", "legal_hold", "hot_days"}`)."""
+    (`{"runs_days", "logs_days", "audit_days", "hot_days", "legal_hold", "preset"}`)."""
     given = {"weight": weight, "quotas": quotas, "http_allow": http_allow, "retention": retention}
     body = {field: value for field, value in given.items() if value is not None}
     return _write("PATCH", "v1", "tenants", slug, body=body, key=idempotency_key)

@@ -1,15 +1,19 @@
-"""retention: what nobody is to keep any longer goes: archived runs, and jobs that ran once and are archived."""
+"""retention: what nobody is to keep any longer goes: archived runs and records of the audit, logs, and jobs that ran
+once and are archived."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from tocsin.store.db import Database, Sql, columns
+from tocsin.clock import EPOCH
+from tocsin.model.ids import instant_of, lowest_id
+from tocsin.store.db import Database, Sql, columns, connect
 from tocsin.store.objects import ObjectStore
 
 SQL = Sql(__file__)
 _WAVE = 1000
+_LINES = 100_000  # of logs, in one transaction
 
 
 async def expire(db: Database, objects: ObjectStore, runs_days: int) -> int:
@@ -23,6 +27,49 @@ async def expire(db: Database, objects: ObjectStore, runs_days: int) -> int:
             await db.fetch("engine", SQL["forget"], row["tenant_id"], row["day"], row["object"])
         gone += len(wave)
     return gone
+
+
+async def expire_audit(db: Database, objects: ObjectStore, audit_days: int) -> int:
+    """The same for files with records of the audit, from the beginning of each chain on; as the owner, for nobody who
+    serves may take a record away. What is left of them is where the chain begins now."""
+    owner = await connect(db.url, "owner", lock_timeout="2s")
+    try:
+        await owner.execute(SQL["expire_audit"], audit_days)
+        gone = 0
+        while wave := await owner.fetch(SQL["expired_audit"], _WAVE):
+            for row in wave:
+                await objects.delete(row["object"])
+                await owner.execute(SQL["note_audit"], row["tenant_id"], row["first_seq"])
+            gone += len(wave)
+        await owner.execute(SQL["forget_audit"])
+        return gone
+    finally:
+        await owner.close()
+
+
+async def expire_logs(db: Database, logs_days: int) -> int:
+    """Let segments of logs go whose lines were stored too long ago; answers how many. From the commit of a wave on its
+    lines are neither read nor found; the compactor removes the objects, when no other tenant has lines in them."""
+    now = await db.read_clock()
+    rows = await db.fetch("engine", SQL["logs_kept"], logs_days)
+    oldest = [(row["id"], lowest_id(max(EPOCH, now - timedelta(days=row["days"])))) for row in rows]
+    due = await db.fetch("engine", SQL["with_old_logs"], *columns(oldest, 2))
+    gone = 0
+    for tenant_id, first in due:
+        # A run is older than its lines, but for what two clocks may differ by.
+        made_before = lowest_id(instant_of(first) + timedelta(hours=1))
+        while wave := await _expire_segments(db, tenant_id, first, made_before):
+            gone += wave
+    return gone
+
+
+async def _expire_segments(db: Database, tenant_id: int, first: str, made_before: str) -> int:
+    async with db.transaction("retention") as connection:
+        objects = await connection.fetch(SQL["expire_segments"], tenant_id, first, _LINES)
+        names = [row["object"] for row in objects]
+        await connection.execute(SQL["forget_lines"], tenant_id, made_before, names)
+        await connection.execute(SQL["leave_objects"], names)
+    return len(names)
 
 
 async def forget_jobs(db: Database, ended_before: datetime) -> int:

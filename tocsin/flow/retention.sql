@@ -18,6 +18,75 @@ select a.tenant_id, a.day, a.object
 -- :name forget
 delete from archives where tenant_id = $1 and day = $2 and object = $3 and expired_at is not null
 
+-- :name expire_audit
+-- $1: for how many days the audit is kept of tenants that do not say. Only what comes before all that is kept: a chain has
+-- one beginning.
+update audit_archives f
+   set expired_at = now()
+  from tenants t
+ where t.id = f.tenant_id and not t.legal_hold and f.expired_at is null and f.gone_at is not null
+   and f.last_at < (now() at time zone 'UTC')::date - coalesce(t.audit_days, $1)
+   and not exists (select from audit_archives e
+                    where e.tenant_id = f.tenant_id and e.first_seq < f.first_seq
+                      and (e.gone_at is null or e.last_at >= (now() at time zone 'UTC')::date - coalesce(t.audit_days, $1)))
+
+-- :name expired_audit
+-- A hold that came since keeps them, unread.
+select f.tenant_id, f.first_seq, f.object
+  from audit_archives f
+  join tenants t on t.id = f.tenant_id
+ where f.expired_at is not null and f.object is not null and not t.legal_hold
+ order by f.tenant_id, f.first_seq
+ limit $1
+
+-- :name note_audit
+-- Its object is gone.
+update audit_archives set object = null where tenant_id = $1 and first_seq = $2 and expired_at is not null
+
+-- :name forget_audit
+-- All that are gone but the last.
+delete from audit_archives f
+ where f.object is null
+   and exists (select from audit_archives n
+                where n.tenant_id = f.tenant_id and n.first_seq > f.first_seq and n.object is null)
+
+-- :name logs_kept
+select t.id, coalesce(t.logs_days, $1)::int as days from tenants t where not t.legal_hold order by t.id
+
+-- :name with_old_logs
+-- Those who have segments that are older than they keep any.
+select w.id, w.first::text as first
+  from unnest($1::int[], $2::uuid[]) as w(id, first)
+ cross join lateral (
+        select from log_segments s
+         where s.tenant_id = w.id and s.id < w.first and s.replaced_at is null
+         limit 1) s
+
+-- :name expire_segments
+-- The oldest before $2, with $3 lines or one segment more. Nobody searches them from now on.
+with oldest as materialized (
+    select s.id, sum(s.lines) over (order by s.id) - s.lines as before
+      from (select s.id, s.lines from log_segments s
+             where s.tenant_id = $1 and s.id < $2::uuid and s.replaced_at is null
+             order by s.id
+             limit 1000) s
+)
+update log_segments s
+   set replaced_at = now()
+  from oldest o
+ where s.tenant_id = $1 and s.id = o.id and o.before < $3 and s.replaced_at is null
+returning s.object
+
+-- :name forget_lines
+-- Of runs that were made before $2, which is later than what lies in these objects.
+delete from log_chunks c where c.tenant_id = $1 and c.run_id < $2::uuid and c.object = any($3::text[])
+
+-- :name leave_objects
+-- Not at once: somebody may be reading.
+insert into log_garbage (object, due_at)
+select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
+    on conflict (object) do nothing
+
 -- :name lock_ended_jobs
 -- One-time jobs that ended before their tenant's hot days, or before $1, behind ($2, $3). Whoever makes a run of one
 -- holds it.

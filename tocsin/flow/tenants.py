@@ -19,6 +19,8 @@ from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import NewTenant, QuotaPatch, RetentionPatch, TenantPatch
 
 SQL = Sql(__file__)
+_SEVEN_YEARS = 7 * 365 + 2
+_PRESETS = {"compliance": dict.fromkeys(("runs_days", "logs_days", "audit_days"), _SEVEN_YEARS)}
 
 
 async def act_for(db: Database, who: Identity, slug: str) -> Identity:
@@ -100,14 +102,15 @@ def _changed(quotas: Quotas, patch: QuotaPatch | UnsetType) -> Quotas:
 
 def _retention(row: Row) -> dict[str, Any]:
     """In the order of `change`."""
-    return {name: row[name] for name in ("runs_days", "legal_hold", "hot_days")}
+    return {name: row[name] for name in ("runs_days", "legal_hold", "hot_days", "logs_days", "audit_days")}
 
 
 def _named(patch: RetentionPatch | UnsetType) -> dict[str, Any]:
-    """What of the retention is named."""
+    """What of the retention is named, by itself or by a preset."""
     if patch is UNSET:
         return {}
-    return {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
+    named = {name: value for name in patch.__struct_fields__ if (value := getattr(patch, name)) is not UNSET}
+    return _PRESETS.get(named.pop("preset", ""), {}) | named
 
 
 def _allowed(entries: list[str]) -> list[str]:

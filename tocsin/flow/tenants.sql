@@ -13,7 +13,7 @@ returning *
 -- :name change
 update tenants
    set weight = $2, max_jobs = $3, max_queued = $4, max_running = $5, submit_rate = $6, log_bytes_per_day = $7,
-       http_allow = $8, runs_days = $9, legal_hold = $10, hot_days = $11
+       http_allow = $8, runs_days = $9, legal_hold = $10, hot_days = $11, logs_days = $12, audit_days = $13
  where slug = $1
 
 -- :name suspend

@@ -47,3 +47,5 @@ class Archivist(Loop):
             await retention.forget_jobs(self._db, ended)
         await shelve.shelve(self._db, self._objects, self._parquet, ended.date())
         await retention.expire(self._db, self._objects, self._settings.runs_days)
+        await retention.expire_audit(self._db, self._objects, self._settings.audit_days)
+        await retention.expire_logs(self._db, self._settings.logs_days)

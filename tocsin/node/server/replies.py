@@ -436,12 +436,14 @@ class TenantUsage(Reply):
 
 
 class TenantRetention(Reply):
-    """For how many days archived runs are kept (null: as long as the server keeps those of others), whether all of
-    it is held, and for how many days runs are in the database before that (null: as those of others)."""
+    """For how many days archived runs, logs and the archived audit are kept, and runs and audit are in the database
+    before they are archived (null: as long as those of others), and whether all of it is held."""
 
     runs_days: int | None
     legal_hold: bool
     hot_days: int | None
+    logs_days: int | None
+    audit_days: int | None
 
 
 class Tenant(Reply):
