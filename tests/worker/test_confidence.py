@@ -35,6 +35,12 @@ async def test_a_function_gets_its_secrets_and_tells_none(shared: Gateway) -> No
     assert end.error is not None and end.error.message.startswith("*** is wrong") and "s3cr3t" not in str(end)
 
 
+async def test_whatever_a_function_with_secrets_returns_is_told(shared: Gateway) -> None:
+    run = shared.python("measure", secrets=SECRETS, args={"rows": ["abc"]})
+    end = await shared.end_of(run)
+    assert (end.outcome, end.result) == ("succeeded", 3)
+
+
 async def test_sensitive_arguments_are_masked_and_others_are_not(shared: Gateway) -> None:
     args = {"iban": "DE02120300000000202051", "n": 3, "who": ["me", "somebody else"]}
     for sensitive in (True, False):

@@ -131,7 +131,7 @@ def test_ends_are_masked_too() -> None:
     )
     mask.end(end)
     assert end.error == RunError(class_="E", message=f"no\n{BLOT}")
-    assert end.result == {"rows": 3, BLOT: [f"<{BLOT}>", None, 1.5]}
+    assert msgspec.msgpack.decode(end.result) == {"rows": 3, BLOT: [f"<{BLOT}>", None, 1.5]}
 
 
 def test_overlapping_values_leave_nothing_of_either() -> None:
