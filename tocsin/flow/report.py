@@ -362,7 +362,7 @@ class Known(NamedTuple):
 
 
 async def attempt_of(db: Database, tenant_id: int, run_id: str, fence: int) -> Known | None:
-    """The attempt that has, or had, this fence."""
+    """The attempt that has this fence and a worker whose lease holds, or had this fence."""
     row = await db.fetchrow("vital", SQL["attempt_of"], tenant_id, run_id, fence)
     return None if row is None else Known(*row)
 

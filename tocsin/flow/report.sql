@@ -186,9 +186,13 @@ select r.id::text as id, r.fence, r.claim_id, r.state, coalesce(r.stop_reason, '
  where r.worker_id = $1 and r.state in ('running', 'stopping')
 
 -- :name attempt_of
--- The attempt of a run that has this fence, or had it.
+-- The attempt of a run that has this fence, while the lease of its worker holds, or had it.
 select r.worker_id::text as worker_id, r.attempt, null::text as outcome
   from runs r
+ cross join lateral (
+        select from workers w
+         where w.id = r.worker_id and w.state <> 'gone' and w.lease_until > now()
+         limit 1) w
  where (r.tenant_id, r.id) between ($1, $2) and ($1, $2) and r.fence = $3 and r.state in ('running', 'stopping')
 union all
 select h.worker_id::text, h.attempt, h.outcome
