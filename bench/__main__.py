@@ -21,6 +21,8 @@ from bench import (
     audit,
     burst,
     claim,
+    days,
+    detach,
     drain,
     fair,
     floor,
@@ -247,6 +249,26 @@ def _fair(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.add(f"fair: one run behind {lone.queued:,}", f"{max(lone.waited_ms):.0f} ms", f"the longest (all: {times})")
 
 
+def _detach(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = detach.measure(made)
+    report.document["detach"] = found.document()
+    for when, doing in (("written", "while a day is written and proved"), ("waiting", "while its partition waits")):
+        for what in detach.KINDS:
+            p99 = f"p99 {getattr(found, when).p99(what):.0f} ms, alone {found.alone.p99(what):.0f} ms"
+            bar = f"; bar {detach.BAR:g}" if when == "waiting" else ""
+            report.add(f"detach: {what} {doing}", f"{found.ratio(when, what):.2f}", f"of alone: {p99}{bar}")
+    report.add("detach: noise", f"{found.foreign_cores:.2f} cores", "used by others meanwhile")
+
+
+def _days(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = days.measure(made)
+    report.document["days"] = found.document()
+    more = f"of day {days.SETTLED} at most, up to day {days.DAYS}; bar {days.BAR:g}"
+    report.add("days: the database afterwards", f"{found.growth:.3f}", more)
+    for size in found.sizes:
+        report.add(f"days: after day {size.day}", f"{size.all / 1e6:.1f} MB", days.describe(size))
+
+
 def _share(rate: float, report: Report) -> str:
     return f"{rate / report.floor.both:.2f} of the floor" if report.floor else "floor not measured"
 
@@ -283,6 +305,9 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "xmin": _xmin,
     "fair": _fair,
     "storm": _storm,
+    # Last: they leave a server behind, and take a while.
+    "detach": _detach,
+    "days": _days,
 }
 
 

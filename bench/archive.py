@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import asyncpg
+
 from bench.stand import Stand, say
 from tocsin.flow import archive, partitions
 from tocsin.store.db import Database
@@ -22,6 +24,7 @@ from tocsin.store.parquet import Parquet
 BAR_MS = 300.0
 RUNS, LONG_RUNS = 1_000_000, 10_000_000
 _YEAR = 2025
+FIRST_DAY = date(_YEAR, 1, 1)
 _JOBS, _DAYS = 200, 365
 _READS = 30
 # A run every so many milliseconds of the day; one in twenty fails, of every twentieth job.
@@ -40,7 +43,9 @@ select j.tenant_id, (lpad(to_hex(t.ms >> 16), 8, '0') || lpad(to_hex(t.ms & 6553
  cross join lateral (
         select $3::bigint + n.i::bigint * 86400000 / $2 as ms,
                to_timestamp(($3::bigint + n.i::bigint * 86400000 / $2) / 1000.0) as due) t
-  join (select id, tenant_id, row_number() over (order by id) - 1 as place from jobs) j on j.place = n.i * 7919 % $1
+  join (select j.id, j.tenant_id, k.place - 1 as place
+          from unnest($1::uuid[]) with ordinality as k(id, place) join jobs j on j.id = k.id) j
+    on j.place = n.i::bigint * 7919 % cardinality($1)
   join (select gen_random_uuid() as id, place from generate_series(0, 7) as place) w on w.place = n.i % 8
 """
 # No run is older than its job: these are of before that year.
@@ -77,14 +82,10 @@ class Archived:
 
 def measure(stand: Stand, long: bool) -> Archived:
     """Fill, archive and read a year."""
-    api = stand.api
-    target = {"kind": "python", "function": "bench.noop"}
-    jobs = [api.create_job(target, name=f"archive-{number}") for number in range(_JOBS)]
-    asyncio.run(stand.query(_AGE, jobs))
-    jobs = [f"018f{job[4:]}" for job in jobs]
-    found = asyncio.run(_archive_year(stand, LONG_RUNS if long else RUNS))
+    jobs = make_jobs(stand)
+    found = asyncio.run(_archive_year(stand, jobs, LONG_RUNS if long else RUNS))
     path = f"/v1/runs?job={jobs[20]}&state=dead&from={_YEAR}-03-01T00:00:00Z&to={_YEAR}-04-01T00:00:00Z"
-    api = api.another()  # the server has closed the first connection meanwhile
+    api = stand.api.another()  # the server has closed the first connection meanwhile
     times = []
     for _ in range(_READS + 1):
         begun = time.perf_counter()
@@ -95,20 +96,44 @@ def measure(stand: Stand, long: bool) -> Archived:
     return Archived(**found, first_ms=times[0], page_ms=times[1:])
 
 
-async def _archive_year(stand: Stand, runs: int) -> dict[str, Any]:
+def make_jobs(stand: Stand) -> list[str]:
+    """Jobs that are older than that year."""
+    target = {"kind": "python", "function": "bench.noop"}
+    jobs = [stand.api.create_job(target) for _ in range(_JOBS)]
+    asyncio.run(stand.query(_AGE, jobs))
+    return [f"018f{job[4:]}" for job in jobs]
+
+
+async def fill(stand: Stand, jobs: list[str], day: date, runs: int) -> None:
+    """A day with so many runs of these jobs."""
+    db = Database(stand.settings.database_url, size=1)
+    await db.open()
+    filler = await stand.connect()
+    try:
+        await _fill(db, filler, jobs, day, runs)
+    finally:
+        await filler.close()
+        await db.close()
+
+
+async def _fill(db: Database, filler: asyncpg.Connection, jobs: list[str], day: date, runs: int) -> None:
+    start = datetime.combine(day, datetime.min.time(), UTC)
+    await partitions.make(db, start)
+    await filler.execute(_FILL, jobs, runs, int(start.timestamp() * 1000))
+
+
+async def _archive_year(stand: Stand, jobs: list[str], runs: int) -> dict[str, Any]:
     db = Database(stand.settings.database_url, size=2)
     await db.open()
     objects = ObjectStore("", stand.settings.home / "objects")
     parquet = Parquet(objects, stand.settings.home / "cold")
     filler = await stand.connect()
     most, spent = 0, 0.0
-    days = [date(_YEAR, 1, 1) + timedelta(days=n) for n in range(_DAYS)]
+    days = [FIRST_DAY + timedelta(days=n) for n in range(_DAYS)]
     try:
         for number, day in enumerate(days):
-            start = datetime(day.year, day.month, day.day, tzinfo=UTC)
-            await partitions.make(db, start)
             share = runs * (number + 1) // len(days) - runs * number // len(days)
-            await filler.execute(_FILL, _JOBS, share, int(start.timestamp() * 1000))
+            await _fill(db, filler, jobs, day, share)
             most = max(most, await filler.fetchval(_HOT))
             begun = time.perf_counter()
             await archive.archive(db, objects, parquet, day + timedelta(days=1))

@@ -123,9 +123,9 @@ class Stand:
             _wait_for(self._api.is_ready, self.server, "the server")
         return self._api
 
-    def add_server(self) -> Api:
-        """One more server on the same database."""
-        settings = replace(self.settings, port=_free_port())
+    def add_server(self, **more: Any) -> Api:
+        """One more server on the same database, with settings of its own."""
+        settings = replace(self.settings, port=_free_port(), **more)
         server = self._start("server", server_environment(settings, os.environ))
         self.more_servers.append(server)
         api = Api(settings.port, self.keys["key"])

@@ -12,7 +12,6 @@ rows go by themselves: a file is in use from the commit that deletes what it hol
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +24,7 @@ from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import lowest_id
 from tocsin.store.db import Connection, Database, Row, Sql, connect
 from tocsin.store.objects import ObjectStore
-from tocsin.store.parquet import File, Parquet
+from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
@@ -157,8 +156,8 @@ class _Day:
             )
             data = await self._parquet.write(rows, COLUMNS)
         await self._point("written")
-        checksum = hashlib.sha256(data).digest()
-        file = File(f"history/{tenant_id}/{self._day}-{checksum.hex()[:16]}.parquet", len(data), checksum)
+        digest = await checksum(data)
+        file = File(f"history/{tenant_id}/{self._day}-{digest.hex()[:16]}.parquet", len(data), digest)
         await self._objects.put(file.object, data, durable=True)
         await self._point("stored")
         count = await self._prove(tenant_id, part, file)

@@ -11,7 +11,6 @@ all later ones.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -24,7 +23,7 @@ from tocsin.flow.shared import audit, shelf
 from tocsin.model.audit import GENESIS, link, of_one_day
 from tocsin.store.db import Connection, Database, Row, Sql, connect
 from tocsin.store.objects import ObjectStore
-from tocsin.store.parquet import File, Parquet
+from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
@@ -123,11 +122,11 @@ class _Chain:
             await self._owner.copy_from_query(SQL["rows"], *given, output=str(rows), format="csv", null="\\N")
             data = await self._parquet.write(rows, shelf.COLUMNS)
         await self._point("written")
-        checksum = hashlib.sha256(data).digest()
-        name = f"{shelf.folder(self._tenant_id)}{part.day}-{part.first}-{checksum.hex()[:16]}.parquet"
+        digest = await checksum(data)
+        name = f"{shelf.folder(self._tenant_id)}{part.day}-{part.first}-{digest.hex()[:16]}.parquet"
         await self._objects.put(name, data, durable=True)
         await self._point("stored")
-        return File(name, len(data), checksum)
+        return File(name, len(data), digest)
 
     async def _prove(self, part: _Part, file: File) -> bytes:
         """The hash of the stored file's last record, if each follows the one before it and the database ends alike."""
