@@ -44,6 +44,16 @@ def tell(ctx: Any, **args: Any) -> dict[str, Any]:
     return {"told": confidential, confidential[0]: ways(confidential[0])}
 
 
+@app.function("keep")
+async def keep(ctx: Any, **args: Any) -> str:
+    """Leaves it all to its next attempt, which tells whether it came back."""
+    confidential = [*ctx.secrets.values(), *map(str, args.values())]
+    if ctx.attempt == 1:
+        await ctx.checkpoint({"told": confidential, "ways": ways(confidential[0])})
+        raise RuntimeError("once more")
+    return "as it was" if ctx.saved["told"] == confidential else "changed"
+
+
 @app.function("fail")
 async def fail(ctx: Any, **args: Any) -> None:
     """Raises it all."""

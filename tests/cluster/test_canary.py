@@ -50,17 +50,27 @@ def tells(text: bytes) -> list[bytes]:
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[str]:
-    """An endpoint that answers 500 and says what it was asked."""
+    """An endpoint that says what it was asked: at once, with 500, or as the end that it tells by itself later."""
+    calls = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next(
-            (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
-        )
-        body = head + await reader.readexactly(length)
-        writer.write(b"HTTP/1.1 500 No\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        lines = (line.split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
+        headers = {name.lower(): value for name, value in lines}
+        body = head + await reader.readexactly(int(headers.get("content-length", 0)))
+        later = "tocsin-callback" in headers
+        status = b"202 Later" if later else b"500 No"
+        writer.write(b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
         await writer.drain()
         writer.close()
+        if later:
+            calls.add(asyncio.create_task(tell(headers, {"asked": body.decode()})))
+
+    async def tell(headers: dict[str, str], result: Any) -> None:
+        key = {"Authorization": f"Bearer {headers['tocsin-run-token']}"}
+        async with httpx.AsyncClient() as client:
+            reply = await client.post(headers["tocsin-callback"], json={"result": result}, headers=key)
+            assert reply.is_success, reply.text
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
@@ -78,10 +88,10 @@ class Hunt:
         assert reply.is_success, reply.text
         return reply.json()
 
-    async def run(self, target: dict[str, Any], **args: Any) -> str:
-        """A run with the secret and sensitive arguments, that may fail once."""
-        spec = {"target": target, "schedule": {"manual": True}, "secrets": {"TOKEN": "token"}}
-        job = await self.post("/v1/jobs", spec | {"retry": {"max_attempts": 1}, "sensitive": True})
+    async def run(self, target: dict[str, Any], attempts: int, **args: Any) -> str:
+        """A run with the secret and sensitive arguments."""
+        spec = {"target": target, "schedule": {"manual": True}, "secrets": {"TOKEN": "token"}, "sensitive": True}
+        job = await self.post("/v1/jobs", spec | {"retry": {"max_attempts": attempts, "backoff": "immediate"}})
         return str((await self.post(f"/v1/jobs/{job['id']}/runs", {"args": args}))["id"])
 
     async def ended(self, run_id: str) -> dict[str, Any]:
@@ -142,18 +152,18 @@ async def test_no_canary_is_found_anywhere(cluster: Cluster, database_url: str, 
             assert (await api.put("/v1/secrets/token", json={"value": SECRET})).status_code == 201
             program = {"kind": "process", "command": [sys.executable, str(ROOT / "tests/cluster/blabbers.py")]}
             calls = {"kind": "http", "url": url, "headers": {"X-Token": "{secrets.TOKEN}"}}
-            targets = [program, {"kind": "python", "function": "tell"}, {"kind": "python", "function": "fail"}, calls]
-            run_ids = [await hunt.run(target, iban=SENSITIVE) for target in targets]
+            later = calls | {"callback": True, "body": {"about": "{secrets.TOKEN}"}}
+            functions = [{"kind": "python", "function": name} for name in ("tell", "fail", "keep")]
+            tries = [(program, 1), *zip(functions, (1, 1, 2), strict=True), (calls, 1), (later, 1)]
+            run_ids = [await hunt.run(target, attempts, iban=SENSITIVE) for target, attempts in tries]
             runs = [await hunt.ended(run_id) for run_id in run_ids]
-            assert [run["state"] for run in runs] == ["dead", "succeeded", "dead", "dead"]
-            assert [run["error"] and run["error"]["class"] for run in runs] == [
-                "exit",
-                None,
-                "RuntimeError",
-                "status_5xx",
+            assert [run["error"]["class"] if run["error"] else run["state"] for run in runs] == [
+                *("exit", "succeeded", "RuntimeError", "succeeded", "status_5xx", "succeeded")
             ]
+            assert runs[3]["result"] == "as it was"
             answers = {run_id: await hunt.told(run_id) for run_id in run_ids}
-            assert all(b"***" in told for told in answers.values()), "each of them tried to tell"
+            telling = set(run_ids) - {run_ids[3]}
+            assert all(b"***" in answers[run_id] for run_id in telling), "each of them tried to tell"
             answers["dead"] = (await api.get("/v1/dead-letters")).content
             answers["secrets"] = (await api.get("/v1/secrets")).content
             answers["jobs"] = (await api.get("/v1/jobs")).content

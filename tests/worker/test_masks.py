@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import random
 import re
+import string
 import textwrap
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
@@ -14,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.model.loglines import about, joined, parted
+from tocsin.model.loglines import about, clean, joined, parted
+from tocsin.model.masks import BLOT
 from tocsin.wire import Finished, LogLine, RunError
-from tocsin.worker.lines import LineSplitter, clean
-from tocsin.worker.masks import BLOT, Mask
+from tocsin.worker.lines import LineSplitter
+from tocsin.worker.masks import AttemptMask as Mask
 
 SECRET = 'cänary+7/?x "q\\z'
 PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\r\nEFAASCBKcwggSjAgEAAoIBAQ\n-----END KEY-----\n"
@@ -78,6 +82,30 @@ def test_wherever_it_is_cut(data: st.DataObject) -> None:
     rest = "".join(seen).replace(BLOT, "\0")
     for i in range(len(value) - 7):
         assert value[i : i + 8] not in rest
+
+
+@given(st.integers(257, 3000), st.lists(st.integers(0, 4000), max_size=8), st.integers(0, 2**32))
+def test_a_long_value_is_followed_through_all_pieces(length: int, cuts: list[int], seed: int) -> None:
+    value = "".join(random.Random(seed).choices(string.ascii_letters, k=length))
+    text = f"before {value} after {value[:-1]}"
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    mask = Mask([value])
+    seen = [shown(mask, [text[a:b]])[0] for a, b in itertools.pairwise(places)]
+    assert not leaks(seen, value, 8)
+    assert "".join(seen).startswith("before ") and " after " in "".join(seen)
+
+
+def test_what_is_made_to_look_like_a_value_costs_no_more_than_to_read_it() -> None:
+    lines = ["a" * 16_384] * 64
+    assert shown(Mask(["a" * 65_536]), *[[line] for line in lines]) == [BLOT] * 64
+    [line] = shown(Mask(["a" * 65_535 + "b"]), ["a" * 400_000 + "c"])
+    assert line.endswith("c") and len(line) < 20
+    assert shown(Mask(["a" * 256 + "b" * 1000]), *[[line] for line in lines])[-1] == BLOT
+
+
+def test_of_a_long_value_that_is_cut_off_all_that_is_there_is_blotted_out() -> None:
+    value = "".join(random.Random(7).choices(string.ascii_letters, k=5000))
+    assert shown(Mask([value]), [f"{value[:3000]}… and so on"]) == [f"{BLOT}… and so on"]
 
 
 @given(st.lists(st.text(st.sampled_from("abc \n"), max_size=20), max_size=8))

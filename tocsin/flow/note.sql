@@ -19,3 +19,14 @@ update runs r
   from held h
  where (r.tenant_id, r.id) between (h.tenant_id, h.id) and (h.tenant_id, h.id)
 returning r.id::text as id, r.fence
+
+-- :name whose
+-- Of runs that a worker holds: whose they are, and what tells whether they know something in confidence.
+select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version,
+       case when left(r.args, 1) = '"' then r.args end as packed
+  from unnest($2::uuid[]) as t(id)
+ cross join lateral (
+        select r.tenant_id, r.id, r.job_id, r.job_version, r.args from runs r
+         where (r.worker_id, r.id) between ($1::uuid, t.id) and ($1::uuid, t.id)
+           and r.state in ('running', 'stopping')
+         limit 1) r

@@ -354,17 +354,18 @@ async def claims_after(db: Database, worker_id: str, last_claim: int, heard: dat
 
 
 class Known(NamedTuple):
-    """An attempt by its fence: who holds or held it, and how it ended if it has."""
+    """An attempt by its fence: who holds or held it, how it ended if it has, and what is known of its run."""
 
     worker_id: str
     attempt: int
     outcome: str | None
+    run: Row
 
 
 async def attempt_of(db: Database, tenant_id: int, run_id: str, fence: int) -> Known | None:
     """The attempt that has this fence and a worker whose lease holds, or had this fence."""
     row = await db.fetchrow("vital", SQL["attempt_of"], tenant_id, run_id, fence)
-    return None if row is None else Known(*row)
+    return None if row is None else Known(row["worker_id"], row["attempt"], row["outcome"], row)
 
 
 class Held(NamedTuple):

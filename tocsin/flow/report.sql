@@ -187,7 +187,8 @@ select r.id::text as id, r.fence, r.claim_id, r.state, coalesce(r.stop_reason, '
 
 -- :name attempt_of
 -- The attempt of a run that has this fence, while the lease of its worker holds, or had it.
-select r.worker_id::text as worker_id, r.attempt, null::text as outcome
+select r.worker_id::text as worker_id, r.attempt, null::text as outcome, r.tenant_id, r.id::text as id,
+       r.job_id::text as job_id, r.job_version, r.args, null::text as checkpoint
   from runs r
  cross join lateral (
         select from workers w
@@ -195,7 +196,7 @@ select r.worker_id::text as worker_id, r.attempt, null::text as outcome
          limit 1) w
  where (r.tenant_id, r.id) between ($1, $2) and ($1, $2) and r.fence = $3 and r.state in ('running', 'stopping')
 union all
-select h.worker_id::text, h.attempt, h.outcome
+select h.worker_id::text, h.attempt, h.outcome, null, null, null, null, null, null
   from history h
  where h.tenant_id = $1 and h.run_id = $2 and h.fence = $3 and h.outcome is not null
  limit 1

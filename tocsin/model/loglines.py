@@ -14,6 +14,7 @@ import msgspec
 
 MOST_ABOUT = 4096  # characters; what is longer is left out, for the text says it, too
 _BEHIND = "\x1f"
+BREAKING = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -58,4 +59,13 @@ def parted(text: str) -> tuple[str, About | None]:
 def harmless(text: str) -> str:
     """One line that neither moves a cursor nor turns text around, whatever it is shown on: such characters are written
     out."""
-    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}" if m[0] < "\x80" else f"\\u{ord(m[0]):04x}", text)
+    return _CONTROL.sub(_written_out, text)
+
+
+def clean(text: str) -> str:
+    """The same of what would break a line or a store: control characters and lone surrogates."""
+    return BREAKING.sub(_written_out, text.encode("utf-8", "backslashreplace").decode())
+
+
+def _written_out(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}" if match[0] < "\x80" else f"\\u{ord(match[0]):04x}"

@@ -14,6 +14,7 @@ from tocsin.errors import ApiProblem, SetupError
 from tocsin.failpoints import Failpoints
 from tocsin.flow import keys, partitions, servers
 from tocsin.flow import restored as restoration
+from tocsin.flow.note import Notebook
 from tocsin.flow.payloads import Payloads
 from tocsin.flow.pools import PoolBook
 from tocsin.flow.quotas import Allowances
@@ -76,6 +77,7 @@ class Node:
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
+        self.notes = Notebook(self.db, self.specs, self.data_keys, parcels)
         self.pools = PoolBook(self.db)
         self.allowances = Allowances(self.db)
         self.dispatcher = Dispatcher(
@@ -106,9 +108,9 @@ class Node:
         await self.lanes.refresh()
         self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
-        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents)
+        courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents, self.notes)
         self.gateway = Gateway(
-            self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.objects, self.tell
+            self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.notes, self.objects, self.tell
         )
         guests = (self.gateway, self.events, self.tails)
         self.doorkeeper = Doorkeeper(self.db, guests, self.authenticator.note_used)

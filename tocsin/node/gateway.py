@@ -17,13 +17,14 @@ from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import ApiProblem, Conflict, NotFound
 from tocsin.flow import fleet, logs
 from tocsin.flow.keys import RunTokens
-from tocsin.flow.note import note
+from tocsin.flow.note import Notebook
 from tocsin.flow.report import Ending, Reported, Returned, attempt_of, claims_after, give_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.tenants import http_allow
 from tocsin.model.access import Identity
 from tocsin.model.ids import parse_id
+from tocsin.model.masks import Mask
 from tocsin.model.retry import RetryBudgets
 from tocsin.model.scalars import Instant
 from tocsin.node.dispatcher import Dispatcher, Poll
@@ -97,6 +98,7 @@ class Gateway:
         specs: SpecBook,
         tokens: RunTokens,
         courier: Courier,
+        notes: Notebook,
         objects: ObjectStore,
         hint: Callable[[Sequence[Hint]], None],
     ) -> None:
@@ -106,6 +108,7 @@ class Gateway:
         self._specs = specs
         self.tokens = tokens
         self._courier = courier
+        self._notes = notes
         self._objects = objects
         self._hint = hint
         self._rng = random.Random()
@@ -211,10 +214,17 @@ class Gateway:
             raise _superseded()
         if found.outcome is not None:
             return []
-        if not await self._reports.add([Ending(found.worker_id, _ended(who, found.attempt, body))]):
+        mask = await self._mask(found.run)
+        if not await self._reports.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))]):
             raise _superseded()
         self._dispatcher.look_for_room()
         return [Stop(who.key_id, found.worker_id, who.fence, ended=True)]
+
+    async def _mask(self, run: Row) -> Mask | None:
+        """Ends that do not come through a worker have nobody else who would keep them discreet."""
+        key = run["tenant_id"], run["job_id"], run["job_version"]
+        stored = (await self._specs.get([key])).get(key)
+        return None if stored is None else await self._courier.mask(run, stored)
 
     async def ship_logs(self, who: Identity, worker_id: str, body: LogShipment) -> None:
         """Store log lines."""
@@ -224,7 +234,7 @@ class Gateway:
     async def note(self, who: Identity, worker_id: str, body: Notes) -> NotesAnswer:
         """Keep what runs say of themselves."""
         await self._session(who, worker_id)
-        return NotesAnswer(kept=await note(self._db, worker_id, body.notes))
+        return NotesAnswer(kept=await self._notes.keep(worker_id, body.notes))
 
     def stop(self, stops: Sequence[Stop]) -> None:
         """Pass stop orders on to workers of this node; a pending long poll ends so that they arrive at once."""
@@ -419,7 +429,6 @@ class Gateway:
             spec=None if shared else stored.msgpack if packed else stored.json,
             spec_ref=_spec_ref((0, row["job_id"], row["job_version"])) if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),
-            checkpoint=None if row["checkpoint"] is None else msgspec.json.decode(row["checkpoint"]),
             # A function is called within the worker and has no need to prove who it is.
             token="" if stored.kind == "python" else self.tokens.make(row["tenant_id"], run_id, fence),
         )
@@ -475,9 +484,14 @@ class Gateway:
                 session.orders.append(StopOrder(run_id=run_id, fence=fence, reason="ended", ended=True))
 
 
-def _ended(who: Identity, attempt: int, body: Completion) -> Finished:
+def _ended(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> Finished:
     """The end of an attempt as its own token tells it."""
-    error = body.error
+    error, result = body.error, body.result
+    if mask is not None:
+        error = error and msgspec.structs.replace(
+            error, class_=mask.text(error.class_), message=mask.text(error.message)
+        )
+        result = mask.value(result)
     return Finished(
         run_id=who.key_id,
         attempt=attempt,
@@ -485,7 +499,7 @@ def _ended(who: Identity, attempt: int, body: Completion) -> Finished:
         outcome=body.outcome,
         ran_ms=_UNTIL_NOW,
         error=None if error is None else RunError(class_=error.class_, message=error.message),
-        result=body.result,
+        result=result,
     )
 
 

@@ -1,18 +1,22 @@
 """What a run is given beyond its row when it is handed to a worker: the secrets that its job names, arguments that are
-sealed or large, and what a job itself says that is. Gathered for all runs of a claim at once; for runs that want
-nothing nobody is asked."""
+sealed or large, and what a job itself says that is; the state that the attempt before has left. Gathered for all runs
+of a claim at once; for runs that want nothing nobody is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tocsin.errors import ApiProblem
+import msgspec
+
+from tocsin.errors import ApiProblem, Unavailable
+from tocsin.flow.note import Notebook
 from tocsin.flow.payloads import Asked, Opened, Payloads
 from tocsin.flow.secrets import SecretBook
 from tocsin.flow.shared.contents import Contents
 from tocsin.flow.shared.specs import SpecKey, StoredSpec
+from tocsin.model.masks import Mask, confidential
 from tocsin.model.packed import packed_in
 from tocsin.store.db import Row
 from tocsin.wire import ClaimedRun, Fetch
@@ -25,6 +29,7 @@ class Given:
     secrets: dict[str, str] = field(default_factory=dict)
     opened: Opened | None = None
     sensitive: bool = False
+    checkpoint: Any = None
 
 
 class Handover(NamedTuple):
@@ -40,8 +45,8 @@ class Handover(NamedTuple):
 class Courier:
     """Gathers it."""
 
-    def __init__(self, secrets: SecretBook, payloads: Payloads, contents: Contents) -> None:
-        self._secrets, self._payloads, self._contents = secrets, payloads, contents
+    def __init__(self, secrets: SecretBook, payloads: Payloads, contents: Contents, notes: Notebook) -> None:
+        self._secrets, self._payloads, self._contents, self._notes = secrets, payloads, contents, notes
 
     async def fetch(
         self, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec], by_url: bool, contents_by_url: bool = False
@@ -62,7 +67,30 @@ class Courier:
         apart = {key: stored for key, stored in specs.items() if not stored.is_whole}
         if apart:
             await self._add_contents(done, rows, apart, contents_by_url)
+        for row in rows:
+            if row["checkpoint"] is not None:
+                state = await self._notes.opened(row)
+                if isinstance(state, ApiProblem):
+                    done.refused[row["id"]] = state
+                else:
+                    done.given.setdefault(row["id"], Given()).checkpoint = state
         return done
+
+    async def mask(self, row: Row, stored: StoredSpec) -> Mask | None:
+        """What blots out all that this run was told in confidence, if it was told anything."""
+        if not stored.confides(row["args"]):
+            return None
+        key = row["tenant_id"], row["job_id"], row["job_version"]
+        done = await self.fetch([row], {key: stored}, by_url=False)
+        problem = done.refused.get(row["id"])
+        if isinstance(problem, Unavailable):  # another server, or this one later, knows what must not be told
+            raise problem
+        given, target = done.given.get(row["id"], Given()), done.specs.get(key, stored).spec.target
+        if given.opened is not None:
+            args = given.opened.args
+        else:
+            args = None if row["args"] is None else msgspec.json.decode(row["args"])
+        return Mask(confidential(given.secrets, args, target, given.sensitive))
 
     async def _add_secrets(self, done: Handover, rows: Sequence[Row], naming: Mapping[SpecKey, dict[str, str]]) -> None:
         found = await self._secrets.read({(key[0], name) for key, named in naming.items() for name in named.values()})
@@ -117,6 +145,6 @@ def complete(runs: Sequence[ClaimedRun], given: Mapping[str, Given]) -> None:
         more = given.get(run.run_id)
         if more is None:
             continue
-        run.secrets, run.sensitive = more.secrets, more.sensitive
+        run.secrets, run.sensitive, run.checkpoint = more.secrets, more.sensitive, more.checkpoint
         if more.opened is not None:
             run.args, run.args_url, run.args_sha256 = more.opened.args, more.opened.path, more.opened.sha256

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from tocsin.model.loglines import BREAKING, clean
 
 LINE_BYTES = 16 * 1024
 ATTEMPT_BYTES = 10 * 1024 * 1024  # output of one attempt beyond this is dropped
 _PER_LINE = 32  # so that empty lines are not free
-
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
-
-
-def clean(text: str) -> str:
-    """Escape what would break a line, a terminal or a store: control characters and lone surrogates."""
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}" if m[0] < "\x80" else f"\\u{ord(m[0]):04x}", text)
 
 
 class LineSplitter:
@@ -67,7 +59,7 @@ def _cut(line: bytes) -> int:
 
 def _text(line: bytes) -> str:
     text = line.decode("utf-8", "replace")
-    return clean(text) if _CONTROL.search(text) else text
+    return clean(text) if BREAKING.search(text) else text
 
 
 class OutputLimit:

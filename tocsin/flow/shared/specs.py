@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from tocsin.model.job import JobSpec
-from tocsin.model.packed import Parcel, parcels_of
+from tocsin.model.packed import Parcel, packed_in, parcels_of
 from tocsin.model.targets import kind_of, with_content
 from tocsin.store.db import Connection, Database, Sql, columns
 from tocsin.wire import decode_job_spec, encode, encode_msgpack
@@ -58,6 +58,13 @@ class StoredSpec:
     def is_whole(self) -> bool:
         """Whether all that its target says stands in it."""
         return not self.is_sealed and not self.parcels
+
+    def confides(self, args: str | None) -> bool:
+        """Whether a run of it that has these arguments is told something in confidence."""
+        if self.secrets or self.is_sealed:
+            return True
+        packed = packed_in(args)
+        return packed is not None and packed.data_key > 0
 
     def saying(self, content: Mapping[str, Any]) -> StoredSpec:
         """The same with what its target says, which does not stand in it."""

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from tocsin.model.loglines import joined
+from tocsin.model.loglines import clean, joined
 from tocsin.worker.frames import Output
-from tocsin.worker.lines import LINE_BYTES, OutputLimit, clean
+from tocsin.worker.lines import LINE_BYTES, OutputLimit
 from tocsin.worker.runner.run import CURRENT, Run
 
 _LEVELS = {"debug", "info", "warning", "error", "critical"}

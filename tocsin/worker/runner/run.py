@@ -16,8 +16,9 @@ import msgspec
 from tocsin.client.app import Function
 from tocsin.client.context import Context, Host
 from tocsin.client.failures import BadArguments, meaning
+from tocsin.model.loglines import clean
 from tocsin.worker.frames import Call, CallTarget, Done
-from tocsin.worker.lines import OutputLimit, clean
+from tocsin.worker.lines import OutputLimit
 
 RESULT_BYTES = 64 * 1024
 MESSAGE_CHARS = 4096
