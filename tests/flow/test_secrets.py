@@ -123,7 +123,8 @@ async def test_who_may(scene: Scene) -> None:
     viewer, editor, worker = [await scene.api.with_key(role) for role in ("viewer", "editor", "worker")]
     await viewer.call("PUT", "/v1/secrets/token", json={"value": VALUE}, expect=403)
     await editor.call("PUT", "/v1/secrets/token", json={"value": VALUE}, expect=201)
-    await viewer.get("/v1/secrets/token")
+    await editor.get("/v1/secrets/token")
+    await viewer.get("/v1/secrets/token", expect=403)
     await worker.get("/v1/secrets/token", expect=403)
     await editor.post("/v1/master-keys/rotate", expect=403)
     await scene.api.post("/v1/tenants", {"slug": "other"})
