@@ -22,6 +22,7 @@ REPORTED = Counter("tocsin_report_attempts", "Attempts ended, by outcome.", ["ou
 SUPERSEDED = Counter("tocsin_superseded", "Reports with a stale fence, refused.", registry=REGISTRY)
 SSRF_BLOCKED = Counter("tocsin_ssrf_blocked", "Http attempts that led behind our own walls.", registry=REGISTRY)
 PLANNED = Counter("tocsin_plan_runs", "Occurrences staged.", registry=REGISTRY)
+FILLED = Counter("tocsin_fill_runs", "Runs made for backfills.", registry=REGISTRY)
 SUBMITTED = Counter("tocsin_submit_jobs", "Jobs stored.", registry=REGISTRY)
 LOST = Counter("tocsin_reap_runs", "Runs taken back from lost workers.", registry=REGISTRY)
 MISSED = Counter("tocsin_occurrences_missed", "Occurrences not run, by reason.", ["reason"], registry=REGISTRY)

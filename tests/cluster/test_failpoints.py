@@ -26,11 +26,13 @@ from .evidence import instant
 
 Document = dict[str, Any]
 Act = Callable[[], Awaitable[Any]]
+MAY = {"from": "2026-05-01T00:00:00Z", "to": "2026-05-13T00:00:00Z"}
 
 # Steps that no crash is tried at, each with the reason.
 LEFT_OUT = {
     "history": "only reads",
     "catalog": "only reads",
+    "backfills": "only reads",
     "logs": "only reads",
     "search": "only reads",
     "compact": "tests/cluster/test_records.py kills it at each of its points",
@@ -106,13 +108,18 @@ class Play:
     async def claim(self, last_claim: int = 0) -> Document:
         """Ask until something comes."""
 
-        async def ask() -> Document | None:
-            answer = await self._work(f"{self.worker_id}/claim", {"slots": 8, "wait": 1, "last_claim": last_claim})
+        async def some() -> Document | None:
+            answer = await self.ask(last_claim, wait=1)
             return answer if answer["runs"] else None
 
-        found = await until("a claim brings runs", ask, 10)
+        found = await until("a claim brings runs", some, 10)
         assert found is not None
         return found
+
+    async def ask(self, last_claim: int, wait: float = 0.2) -> Document:
+        """Ask once."""
+        body = {"slots": 8, "wait": wait, "last_claim": last_claim}
+        return await self._work(f"{self.worker_id}/claim", body)
 
     async def report(self, **body: Any) -> Document:
         return await self._work(f"{self.worker_id}/report", body)
@@ -230,6 +237,29 @@ async def open_a_circuit(play: Play) -> None:
     assert (shown["state"], shown["by_hand"], shown["replayed"]) == ("open", True, True)
 
 
+@story("backfill.before_commit", "backfill.after_commit", "server.before_reply")
+async def ask_for_a_backfill(play: Play) -> None:
+    job_id = await play.job(schedule={"cron": "0 0 * * *"})
+    made = await play.survive(lambda: play.post(f"/v1/jobs/{job_id}/backfill", MAY, key="fill"))
+    assert made["replayed"]
+    assert [b["id"] for b in (await play.get("/v1/backfills", job=job_id))["items"]] == [made["id"]]
+
+
+# The first transaction of the step stores it.
+@story("backfill.before_commit=kill:2", "backfill.after_commit")
+async def cancel_a_backfill(play: Play) -> None:
+    job_id = await play.job(schedule={"cron": "0 0 * * *"})
+    made = await play.post(f"/v1/jobs/{job_id}/backfill", MAY | {"max_concurrency": 3}, key="fill")
+
+    async def filled() -> bool:
+        return len(await play.runs(job_id)) == 3
+
+    await until("its first runs are made", filled)
+    ended = await play.survive(lambda: play.post(f"/v1/backfills/{made['id']}/cancel", {}, key="cancel"))
+    assert (ended["state"], ended["replayed"], ended["live"], ended["cancelled"]) == ("cancelled", True, 0, 3)
+    assert [run["state"] for run in await play.runs(job_id)] == ["cancelled"] * 3
+
+
 # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -325,6 +355,36 @@ async def plan_occurrences(play: Play) -> None:
 
     due = sorted(instant(r["scheduled_for"]) for r in await until("six occurrences", several))
     assert due == [made + timedelta(seconds=k) for k in range(1, len(due) + 1)]
+
+
+# Before and after the first runs are made, and as those that ended make room for others.
+@story("fill.before_commit", "fill.after_commit", "fill.before_commit=kill:2", "fill.after_commit=kill:3")
+async def fill_a_past_range(play: Play) -> None:
+    job_id = await play.job(schedule={"cron": "0 0 * * *"})
+    await play.register()
+    held: dict[str, Document] = {}
+    last = 0
+
+    async def work() -> Document:
+        nonlocal last
+        made = await play.post(f"/v1/jobs/{job_id}/backfill", MAY | {"max_concurrency": 2}, key="fill")
+        await play.report(last_claim=last, finished=[end(run, "succeeded") for run in held.values()])
+        held.clear()
+        answer = await play.ask(last)
+        last = answer["claim_id"]
+        held.update((run["run_id"], run) for run in answer["runs"])
+        return await play.get(f"/v1/backfills/{made['id']}")
+
+    async def completed() -> bool:
+        return (await work())["state"] == "completed"
+
+    await play.survive(work)
+    await until("all of it has run", completed, 30)
+    runs = await play.runs(job_id)
+    assert sorted(run["logical_at"][:10] for run in runs) == [f"2026-05-{day:02}" for day in range(1, 13)]
+    assert {(run["state"], run["attempt"], run["trigger"]) for run in runs} == {("succeeded", 1, "backfill")}
+    [filled] = (await play.get("/v1/backfills", job=job_id))["items"]
+    assert (filled["made"], filled["succeeded"], filled["live"]) == (12, 12, 0)
 
 
 @story("take_back.before_commit", "take_back.after_commit")

@@ -16,6 +16,7 @@ from tests.flow.kit import Scene
 from tests.flow.test_secrets import Hand, claimed, hand
 from tocsin.errors import Unavailable
 from tocsin.flow import payloads
+from tocsin.flow.fill import Tables, fill
 from tocsin.flow.shared.idempotency import digest
 from tocsin.flow.shared.transitions import NewRun, stage
 from tocsin.model.ids import new_id
@@ -41,7 +42,7 @@ async def run(scene: Scene, job: dict[str, Any], expect: int | None = None, head
 
 async def kept(scene: Scene) -> str:
     """Everything of any run that any table has."""
-    tables = ("runs", "history", "dead_letters", "jobs", "job_versions", "audit", "idempotency", "events")
+    tables = ("runs", "history", "dead_letters", "jobs", "job_versions", "audit", "idempotency", "events", "backfills")
     return "".join([str(await scene.rows(f"select to_jsonb(t)::text from {t} t")) for t in tables])
 
 
@@ -92,6 +93,19 @@ async def test_the_digest_of_a_sensitive_call_tells_nothing(scene: Scene) -> Non
     assert (await run(scene, job, 422, {"idempotency-key": "k"}, args={"pin": "4321"}))[
         "code"
     ] == "idempotency_mismatch"
+
+
+async def test_the_sensitive_arguments_of_a_backfill_are_for_the_worker_alone(scene: Scene, hand: Hand) -> None:
+    job = await scene.job(sensitive=True, schedule={"cron": "0 0 * * *"})
+    body = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T00:00:00Z", "args": {"say": CANARY}, "max_concurrency": 2}
+    key = {"idempotency-key": "fill"}
+    made = await scene.api.post(f"/v1/jobs/{job['id']}/backfill", body, headers=key)
+    assert made["args"] == {"$sensitive": True}
+    assert (await scene.api.post(f"/v1/jobs/{job['id']}/backfill", body, headers=key))["id"] == made["id"]
+    await fill(scene.db, Tables(), True)
+    given = await claimed(scene, hand)
+    assert [(run["args"], run["sensitive"]) for run in given] == [({"say": CANARY}, True)] * 2
+    assert CANARY not in await kept(scene)
 
 
 async def test_a_batch_of_sensitive_and_other_arguments(scene: Scene, hand: Hand) -> None:

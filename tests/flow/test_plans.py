@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Cluster
 from tocsin.flow import (
+    backfill,
     calendars,
     circuits,
     claim,
@@ -21,6 +22,7 @@ from tocsin.flow import (
     edit,
     events,
     explain,
+    fill,
     fleet,
     history,
     note,
@@ -39,6 +41,7 @@ from tocsin.flow.shared import joins, specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
 STEPS = (
+    backfill,
     calendars,
     circuits,
     shared_calendars,
@@ -48,6 +51,7 @@ STEPS = (
     edit,
     events,
     explain,
+    fill,
     fleet,
     note,
     plan,
@@ -61,13 +65,13 @@ STEPS = (
     specs,
     transitions,
 )
-HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit")
+HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit", "backfills")
 SMALL = ("audit_sealer", "audit_heads")  # one row, and one for each tenant
 FRAGMENTS = {"record_ended", "complete_jobs", "slots", "open_share", "start", "parked", "beyond", "family"}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
     **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),
-    **{"next_due": "triggers_due", "pools": "runs", "list": "workers"},
+    **{"next_due": "triggers_due", "pools": "runs", "list": "workers", "due": "backfills_open"},
 }
 
 

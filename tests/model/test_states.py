@@ -224,6 +224,13 @@ def test_only_retraction_unmakes_a_run() -> None:
     assert {w.where for w in ALL if "unmade" in w.targets} == {"flow/shared/transitions.sql:retract (gone)"}
 
 
+def test_whatever_ends_a_run_tells_its_backfill() -> None:
+    told, ending = statements(), [w for w in ALL if w.kind == "delete" and "unmade" not in w.targets]
+    assert len(ending) > 4
+    for write in ending:
+        assert "insert into backfill_ends" in told[write.where.partition(" ")[0]], write.where
+
+
 def test_nothing_but_the_steps_writes_runs() -> None:
     for path in ROOT.rglob("*.sql"):
         if path not in FILES and path.parent.name != "migrations":

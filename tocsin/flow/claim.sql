@@ -35,7 +35,7 @@ living as materialized (
     returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,
               r.order_key, r.claimed_at, r.args, r.checkpoint, r.lane_id, r.once, r.overlap, r.circuit_id,
               r.logical_at, r.workflow_run_id, r.parents is not null as has_parents,
-              r.feeds is not null or r.joins as awaited, (select slots from living)[g.rank] as slot
+              r.feeds is not null or r.joins or r.backfill_id is not null as awaited, (select slots from living)[g.rank] as slot
 
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked

@@ -6,7 +6,6 @@ Lock order: the job, its trigger, its limit, its runs by id.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,10 +15,11 @@ from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import opened, seen
 from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.transitions import (
+    NOTHING,
+    Controlled,
     Hint,
     Key,
     NewRun,
-    Stop,
     cancel_runs,
     counted,
     gates,
@@ -42,16 +42,6 @@ from tocsin.model.timetable import Timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 
 SQL = Sql(__file__)
-
-
-class Controlled(NamedTuple):
-    """What a call changed beyond the rows themselves: what became claimable, and who is to be told to stop."""
-
-    hints: list[Hint]
-    stops: list[Stop]
-
-
-NOTHING = Controlled([], [])
 
 
 async def pause(

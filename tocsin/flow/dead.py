@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,11 +13,11 @@ from tocsin.errors import Conflict, NotFound
 from tocsin.flow.shared import audit, cold
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run
-from tocsin.flow.shared.transitions import Hint, NewRun, hints, stage
+from tocsin.flow.shared.transitions import Family, Hint, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.packed import shown
-from tocsin.store.db import Connection, Database, Sql
+from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.store.parquet import Parquet
 
 SQL = Sql(__file__)
@@ -87,6 +87,7 @@ async def redrive(
                 was["args"],
                 was["id"],
                 key_id=key_of_run(who.tenant_id, templates[was["job_id"]], was["args"]),
+                family=Family(was["logical_at"]),
             )
             for i, (id_, was) in enumerate(zip(new_ids(now, len(letters)), letters, strict=True))
         ]
@@ -141,11 +142,18 @@ async def retry(
         job_id, args = origin["job_id"], origin["args"]
         templates = await _hold_jobs(connection, who, [job_id])
         key = key_of_run(who.tenant_id, templates[job_id], args)
-        new = NewRun(who.tenant_id, new_id(now), job_id, "retry", None, origin["priority"], args, run_id, key_id=key)
+        new = NewRun(who.tenant_id, new_id(now), job_id, "retry", None, origin["priority"], args, run_id, key_id=key,
+                     family=Family(_stands_for(origin)))  # fmt: skip
         rows = await stage(connection, [new])
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))
         await remember(connection, wish, 202, [new.id])
     return new.id, hints(rows)
+
+
+def _stands_for(run: Row | Mapping[str, Any]) -> datetime | None:
+    """The instant that an ended run stood for, if it is another than when it was asked for."""
+    at: datetime | None = run["logical_at"] or (run["scheduled_for"] if run["trigger"] == "schedule" else None)
+    return at if at is None or at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancelled_too: bool) -> list[Any]:

@@ -12,7 +12,7 @@ select d.run_id::text as id, d.job_id::text as job_id, j.name as job_name, d.job
 -- The letters leave in the transaction that redrives or discards them.
 delete from dead_letters d
  where d.tenant_id = $1 and d.run_id = any($2::uuid[])
-returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args
+returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args, d.logical_at
 
 -- :name take_matching
 -- The oldest that match. What another call is taking is its own.
@@ -30,7 +30,7 @@ with chosen as materialized (
 delete from dead_letters d
  using chosen c
  where d.ctid = c.place
-returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args
+returning d.run_id::text as id, d.job_id::text as job_id, d.priority, d.args, d.logical_at
 
 -- :name remaining
 select count(*)
@@ -43,6 +43,6 @@ select count(*)
 select id::text as id, state, key_template from jobs where tenant_id = $1 and id = any($2::uuid[]) order by id for share
 
 -- :name origin
-select h.job_id::text as job_id, h.priority, h.args
+select h.job_id::text as job_id, h.priority, h.args, h.trigger, h.scheduled_for, h.logical_at
   from history h
  where h.tenant_id = $1 and h.run_id = $2 and h.final

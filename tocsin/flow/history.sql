@@ -6,7 +6,7 @@ select r.id::text as id, r.tenant_id, r.job_id::text as job_id, j.name as job_na
        null::timestamptz as finished_at, r.worker_id::text as worker, null::int as exit_code,
        null::text as error_class, null::text as error, r.args, null::text as result, null::text as usage,
        r.tags::text as tags, r.trigger, r.origin_run_id::text as origin_run_id, 1 as count, r.lane_id, r.needs,
-       r.progress
+       r.progress, r.logical_at, r.workflow_run_id::text as workflow_run_id
   from runs r
   left join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j on true
 
@@ -17,7 +17,7 @@ select h.run_id::text as id, h.tenant_id, h.job_id::text as job_id, j.name as jo
        h.finished_at, h.worker_id::text as worker, h.exit_code,
        h.error_class, h.error, h.args, h.result, h.usage,
        h.tags::text as tags, h.trigger, h.origin_run_id::text as origin_run_id, h.count, null::int as lane_id,
-       null::int[] as needs, null::float8 as progress
+       null::int[] as needs, null::float8 as progress, h.logical_at, h.workflow_run_id::text as workflow_run_id
   from history h
   left join lateral (select * from jobs j where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
 

@@ -53,6 +53,7 @@ class Reported(NamedTuple):
     accepted: set[RunKey]
     hints: list[Hint]
     heads: bool = False  # whether a workflow run has come to its end
+    fills: bool = False  # whether a run of a backfill may have
 
 
 class _Means(NamedTuple):
@@ -82,6 +83,7 @@ class _Special(NamedTuple):
     released: set[Key]
     called: dict[int, Called]
     awaited: bool  # others wait for one of them
+    fills: bool  # one of them is of a backfill
 
 
 async def report(
@@ -123,7 +125,12 @@ async def _bisect(
     half = len(endings) // 2
     left = await _report(db, specs, endings[:half], means)
     right = await _report(db, specs, endings[half:], means)
-    return Reported(left.accepted | right.accepted, left.hints + right.hints, left.heads or right.heads)
+    return Reported(
+        left.accepted | right.accepted,
+        left.hints + right.hints,
+        left.heads or right.heads,
+        left.fills or right.fills,
+    )
 
 
 def _made_harmless(ending: Ending, error: Exception) -> Ending:
@@ -157,7 +164,7 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
     accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
     _count(batch, done, accepted)
     woken = hints([row for row in rows if row["lane_id"] is not None]) + hints(freed) + settled.hints
-    return Reported(accepted, woken, settled.heads)
+    return Reported(accepted, woken, settled.heads, special.fills)
 
 
 async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) -> Reported:
@@ -216,7 +223,8 @@ async def _look(
     rows = await connection.fetch(SQL["look"], *columns(keys, 4))
     failed = [row for row in rows if batch[row["n"] - 1].finished.outcome in ("failed", "timeout")]
     known = await specs.get(((row["tenant_id"], row["job_id"], row["job_version"]) for row in failed), connection)
-    special = _Special({}, set(), set(), set(), {}, any(row["awaited"] for row in rows))
+    awaited, fills = any(row["awaited"] for row in rows), any(row["fills"] for row in rows)
+    special = _Special({}, set(), set(), set(), {}, awaited, fills)
     for row in rows:
         finished = batch[row["n"] - 1].finished
         job = Key(row["tenant_id"], row["job_id"])

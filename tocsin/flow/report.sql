@@ -3,7 +3,8 @@
 -- No lock: the fence in the statement that follows is the guard.
 select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_version, r.failures, r.losses,
        r.once, r.limited, r.key_id::text as key_id, r.overlap in ('queue', 'queue_all', 'replace') as queues, r.state,
-       r.circuit_id::text as circuit_id, r.canary, r.claimed_at, r.feeds is not null or r.joins as awaited
+       r.circuit_id::text as circuit_id, r.canary, r.claimed_at, r.feeds is not null or r.joins as awaited,
+       r.backfill_id is not null as fills
   from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[]) with ordinality as i(worker_id, id, fence, outcome, n)
  cross join lateral (
         -- The limit keeps the planner from turning the join round: statistics that know of nothing running would make
@@ -14,7 +15,7 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
          limit 1) r
  where r.fence = i.fence
    and (i.outcome <> 'succeeded' or r.once or r.limited or r.circuit_id is not null or r.feeds is not null or r.joins
-        or r.overlap in ('queue', 'queue_all', 'replace'))
+        or r.backfill_id is not null or r.overlap in ('queue', 'queue_all', 'replace'))
 
 -- :name finish
 -- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
@@ -36,7 +37,7 @@ held as materialized (
            r.failures + (t.outcome in ('failed', 'timeout'))::int as failures,
            r.losses + (t.outcome = 'lost')::int as losses,
            r.max_attempts, r.scheduled_for, r.ready_at, r.order_key, r.claimed_at, r.once, r.args, r.tags, r.origin_run_id,
-           r.logical_at, r.workflow_run_id, r.feeds, r.feeds_on, r.joins, r.join_key, r.chain,
+           r.logical_at, r.workflow_run_id, r.feeds, r.feeds_on, r.joins, r.join_key, r.chain, r.backfill_id,
            t.outcome, t.delay, t.held_ms, t.ran_ms, t.exit_code, t.error_class, t.error, t.result, t.usage, t.reason,
            -- Success and cancel race: what was done is done; anything else ends the way that was asked for.
            case when r.stop_reason is not null and t.outcome <> 'succeeded' then 'cancelled' else t.next end as next
@@ -100,10 +101,15 @@ recorded as (
                    end as started_at) s
 ),
 buried as (
-    insert into dead_letters (tenant_id, run_id, job_id, job_version, priority, error_class, error, args, tags)
-    select tenant_id, id, job_id, job_version, priority, error_class, error, args, tags
+    insert into dead_letters (tenant_id, run_id, job_id, job_version, priority, error_class, error, args, tags, logical_at)
+    select tenant_id, id, job_id, job_version, priority, error_class, error, args, tags,
+           coalesce(logical_at, case when trigger = 'schedule' then scheduled_for end)
       from held
      where next = 'dead'
+),
+filled as (
+    insert into backfill_ends (tenant_id, backfill_id, run_id, logical_at, state)
+    select tenant_id, backfill_id, id, logical_at, next from held where backfill_id is not null and next <> 'staged'
 ),
 ended as materialized (
     select tenant_id, job_id, once from held where once and next <> 'staged'

@@ -59,6 +59,7 @@ SCOPED: dict[str, Kept] = {
     "/v1/runs": "rows",
     "/v1/runs/{id}": "run",
     "/v1/dead-letters": "rows",
+    "/v1/backfills": "rows",
     "/v1/events": "rows",
     "/v1/logs/search": "rows",
     "/v1/schedules/preview": "free",

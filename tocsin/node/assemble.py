@@ -28,6 +28,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
 from tocsin.node.archivist import Archivist
+from tocsin.node.backfiller import Backfiller
 from tocsin.node.breaker import Breaker
 from tocsin.node.compactor import Compactor
 from tocsin.node.dispatcher import Dispatcher
@@ -90,6 +91,7 @@ class Node:
         self.whisper = Whisper(self.db, self._heard, self._stop)
         self.events = Events(self.db)
         self.tails = Tails(self.db, self.objects)
+        self.backfiller = Backfiller(self.db, self.tell)
         self._jobs: GroupCommit[JobRequest, Answer] = GroupCommit(self._commit_jobs, 500)
         self._runs: GroupCommit[RunsRequest, Answer] = GroupCommit(self._commit_runs, 100)
         self._loops: list[Loop] = []
@@ -116,6 +118,7 @@ class Node:
         self.doorkeeper = Doorkeeper(self.db, guests, self.authenticator.note_used)
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
+        self.gateway.on_filled = self.backfiller.wake
         self._loops = [
             self.dispatcher,
             self.whisper,
@@ -123,6 +126,7 @@ class Node:
             Reaper(self.db, self.specs, self.tell),
             sweeper,
             Follower(self.db, self.tell),
+            self.backfiller,
             Breaker(self.db, self.tell),
             Archivist(self.db, self.objects, self.parquet, self.settings),
             Sealer(self.db),

@@ -111,6 +111,7 @@ class Gateway:
         self._notes = notes
         self._objects = objects
         self._hint = hint
+        self.on_filled: Callable[[], None] = lambda: None  # a run of a backfill may have ended
         self._rng = random.Random()
         self._budgets = RetryBudgets()
         RETRY_SHARE.set_function(lambda: self._budgets.share)
@@ -426,6 +427,7 @@ class Gateway:
             job_id=row["job_id"],
             job_name=stored.name,
             scheduled_for=self._iso(row["scheduled_for"]),
+            logical_at=None if row["logical_at"] is None else iso(row["logical_at"]),
             spec=None if shared else stored.msgpack if packed else stored.json,
             spec_ref=_spec_ref((0, row["job_id"], row["job_version"])) if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),
@@ -459,6 +461,8 @@ class Gateway:
         done: Reported = await report(self._db, self._specs, endings, self._rng, budgets=self._budgets)
         if done.hints:
             self._hint(done.hints)
+        if done.fills:
+            self.on_filled()
         return [done.accepted] * len(batches)
 
     async def _compare(self, session: Session, body: Report) -> None:

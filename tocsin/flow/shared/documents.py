@@ -16,7 +16,8 @@ from tocsin.store.db import Row
 NEW_RUN: dict[str, Any] = dict.fromkeys(
     (
         *("outcome", "reason", "blocked_by", "started_at", "finished_at", "worker", "exit_code", "error_class"),
-        *("error", "args", "result", "usage", "tags", "origin_run_id", "progress"),
+        *("error", "args", "result", "usage", "tags", "origin_run_id", "progress", "logical_at"),
+        "workflow_run_id",
     )
 ) | dict(count=1, attempt=0, failures=0, losses=0, fence=0)
 
@@ -41,7 +42,7 @@ def run_document(row: Row | Mapping[str, Any]) -> dict[str, Any]:
         "priority": row["priority"],
         "scheduled_for": instant(row["scheduled_for"]),
         "ready_at": instant(row["ready_at"]),
-        "logical_at": None,
+        "logical_at": instant(row["logical_at"]),
         "started_at": instant(row["started_at"]),
         "finished_at": instant(row["finished_at"]),
         "duration_ms": milliseconds(row["started_at"], row["finished_at"]),
@@ -56,7 +57,7 @@ def run_document(row: Row | Mapping[str, Any]) -> dict[str, Any]:
         "tags": raw(row["tags"]) or {},
         "trigger": row["trigger"],
         "origin_run_id": row["origin_run_id"],
-        "workflow_run_id": None,
+        "workflow_run_id": row["workflow_run_id"],
         "logs_url": f"/v1/runs/{row['id']}/logs",
     }
 

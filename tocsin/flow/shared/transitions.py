@@ -28,6 +28,7 @@ class Family(NamedTuple):
     map: str | None = None
     join_key: str | None = None
     chain: str | None = None
+    backfill_id: str | None = None
 
 
 _ALONE = Family()
@@ -85,6 +86,16 @@ class Stop(NamedTuple):
     worker_id: str
     fence: int
     ended: bool = False
+
+
+class Controlled(NamedTuple):
+    """What a call changed beyond the rows themselves: what became claimable, and who is to be told to stop."""
+
+    hints: list[Hint]
+    stops: list[Stop]
+
+
+NOTHING = Controlled([], [])
 
 
 def gates(job: Key, key_id: str | None) -> list[Key]:
@@ -168,13 +179,14 @@ async def cancel_runs(
     *,
     run_id: str | None = None,
     before: str | None = None,
+    backfill_id: str | None = None,
     stop_running: bool = True,
 ) -> list[Row]:
-    """staged | ready | waiting → cancelled, running → stopping: all of a job, one, or those `before` the run that
-    replaces them. Lock the job and the limits first."""
-    await connection.fetch(SQL["hold_runs"], *job, run_id, before)
+    """staged | ready | waiting → cancelled, running → stopping: all of a job, one, those `before` the run that
+    replaces them, or those of a backfill. Lock the job and the limits first."""
+    await connection.fetch(SQL["hold_runs"], *job, run_id, before, backfill_id)
     return await connection.fetch(  # type: ignore[no-any-return]
-        SQL["cancel_runs"], *job, run_id, before, stop_running, reason
+        SQL["cancel_runs"], *job, run_id, before, stop_running, reason, backfill_id
     )
 
 

@@ -27,13 +27,13 @@ with made as (
     insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
                       order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id,
                       circuit_id, needs, joins, logical_at, workflow_run_id, pending_parents, doomed, feeds, feeds_on,
-                      parents, map, join_key, chain, blocked_by)
+                      parents, map, join_key, chain, blocked_by, backfill_id)
     select j.tenant_id, n.id, j.id, j.version, j.lane_id,
            case when n.pending > 0 then 'waiting' when t.ready_at > now() then 'staged' else 'ready' end,
            n.trigger, t.priority, t.scheduled_for, t.ready_at,
            t.ready_at - (t.priority - 500) * p.head_start + (n.place - 1) * interval '1 microsecond',
-           -- What waits for other runs becomes due when it is released.
-           case when n.pending > 0 then null else t.ready_at + j.start_deadline end,
+           -- What waits for other runs becomes due when it is released; for a past that is filled it is never too late.
+           case when n.pending > 0 or n.backfill_id is not null then null else t.ready_at + j.start_deadline end,
            j.max_attempts, j.overlap,
            j.max_concurrency is not null or j.key_id is not null or j.rate_gap is not null,
            j.once and n.trigger = 'schedule',
@@ -44,13 +44,13 @@ with made as (
                 (j.spec::json #>> '{resources,memory_mb}')::int, (j.spec::json #>> '{resources,disk_mb}')::int,
                 (j.spec::json #>> '{resources,gpus}')::int] end,
            j.joins, n.logical_at, n.workflow_run_id, n.pending, coalesce(n.doomed, 0), n.feeds::uuid[], n.feeds_on,
-           n.parents::uuid[], n.map, n.join_key, n.chain, case when n.pending > 0 then 'parent' end
+           n.parents::uuid[], n.map, n.join_key, n.chain, case when n.pending > 0 then 'parent' end, n.backfill_id
       from unnest($1::int[], $2::uuid[], $3::uuid[], $4::text[], $5::timestamptz[], $6::int[], $7::text[], $8::uuid[],
                   $9::timestamptz[], $10::uuid[], $11::timestamptz[], $12::uuid[], $13::int[], $14::smallint[],
-                  $15::text[], $16::text[], $17::text[], $18::text[], $19::uuid[], $20::uuid[])
+                  $15::text[], $16::text[], $17::text[], $18::text[], $19::uuid[], $20::uuid[], $21::uuid[])
            with ordinality as n(tenant_id, id, job_id, trigger, scheduled_for, priority, args, origin_run_id, ready_at,
                                 key_id, logical_at, workflow_run_id, pending, doomed, feeds, feeds_on, parents, map,
-                                join_key, chain, place)
+                                join_key, chain, backfill_id, place)
      cross join lateral (select * from jobs j where j.tenant_id = n.tenant_id and j.id = n.job_id limit 1) j
       join lanes l on l.id = j.lane_id
       join pools p on p.name = l.pool
@@ -151,6 +151,10 @@ recorded as (
            args, tags, origin_run_id, logical_at, workflow_run_id
       from ended
 ),
+filled as (
+    insert into backfill_ends (tenant_id, backfill_id, run_id, logical_at, state)
+    select tenant_id, backfill_id, id, logical_at, final_state from ended where backfill_id is not null
+),
 given_back as (
     -- An occurrence that was never claimed is not one of its schedule's `max_runs`.
     insert into unclaimed (tenant_id, job_id)
@@ -199,19 +203,21 @@ select r.id from runs r
  where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3)
    and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill'
                             and (r.trigger = 'schedule' or r.state in ('running', 'stopping')))
+   and ($5::uuid is null or r.backfill_id = $5)
  order by r.id
    for update
 
 -- :name cancel_runs
 -- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
 -- $3 one run, or null for all; $4 those before a run that replaces them, or null (what somebody asked for and has not
--- begun is not replaced: it is never skipped); $5: whether what runs is stopped; $6 the reason.
+-- begun is not replaced: it is never skipped); $5: whether what runs is stopped; $6 the reason; $7: those of a backfill.
 with locked as materialized (
     select r.ctid as place, r.state
       from runs r
      where r.tenant_id = $1 and r.job_id = $2 and ($3::uuid is null or r.id = $3)
        and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill'
                                 and (r.trigger = 'schedule' or r.state in ('running', 'stopping')))
+       and ($7::uuid is null or r.backfill_id = $7)
      order by r.id
 ),
 stopping as (

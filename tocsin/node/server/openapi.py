@@ -23,6 +23,7 @@ from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.node.server.operations import OPERATIONS, Operation, Patch
 from tocsin.node.server.replies import Job, NamedCalendar, Pool, Problem
 from tocsin.wire import (
+    BackfillRequest,
     CalendarRequest,
     Claim,
     Completion,
@@ -149,6 +150,7 @@ _EXAMPLES: dict[Any, Any] = {
     Patch: {"priority": 900, "description": None},
     PreviewRequest: {"schedule": {"text": "last friday of the month at 6pm", "timezone": "Europe/Berlin"}, "count": 3},
     CalendarRequest: {"mode": "skip", "days": ["2026-12-25", "2027-01-01"], "weekdays": ["SAT", "SUN"]},
+    BackfillRequest: {"from": "2026-01-01T00:00:00Z", "to": "2026-02-01T00:00:00Z", "max_concurrency": 4},
     RunRequest: {"args": {"day": "2026-12-01"}, "priority": 900},
     RunBatch: {"runs": [{"args": {"day": "2026-12-01"}}, {"args": {"day": "2026-12-02"}}]},
     Reason: {"reason": "the report is wrong"},
@@ -198,7 +200,8 @@ _EXAMPLES: dict[Any, Any] = {
 
 def document(routes: list[tuple[str, str, str, Any]]) -> dict[str, Any]:
     """The whole document, of those of `routes` that are built."""
-    types = sorted({t for op in OPERATIONS.values() for t in (op.body, op.reply) if t is not None} | {Problem}, key=str)
+    named = {t for op in OPERATIONS.values() for t in (op.body, op.reply, op.other) if t is not None}
+    types = sorted(named | {Problem}, key=str)
     refs, schemas = _schemas(types)
     paths: dict[str, dict[str, Any]] = {}
     for method, path, permission, handler in routes:
@@ -244,11 +247,6 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 
 
 def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
-    done: dict[str, Any] = {"description": "Done"}
-    if op.reply is not None:
-        first, *others = op.media
-        done["content"] = {first: {"schema": refs[op.reply]}} | {m: {"schema": {"type": "string"}} for m in others}
-    done["headers"] = dict(_reply_headers(op))
     problems = (*_ALWAYS, *op.problems, *(_WITH_BODY), *((412,) if op.versioned else ()))
     out: dict[str, Any] = {
         "operationId": name,
@@ -256,7 +254,8 @@ def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[
         "description": f"Least role: {PERMISSIONS[permission]}.",
         "tags": [path.split("/")[2]],
         "parameters": list(_parameters(path, op)),
-        "responses": {str(status): done for status in (op.status, *op.also)}
+        "responses": {str(op.status): _done(op, op.reply, refs)}
+        | {str(status): _done(op, op.other or op.reply, refs) for status in op.also}
         | {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(problems)},
     }
     if op.body is not None:
@@ -264,6 +263,14 @@ def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[
         kinds = ("application/json", "application/merge-patch+json")[: 2 if op.body is Patch else 1]
         out["requestBody"] = {"required": not op.optional, "content": dict.fromkeys(kinds, content)}
     return out
+
+
+def _done(op: Operation, reply: Any, refs: dict[Any, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"description": "Done", "headers": dict(_reply_headers(op))}
+    if reply is not None:
+        first, *others = op.media
+        done["content"] = {first: {"schema": refs[reply]}} | {m: {"schema": {"type": "string"}} for m in others}
+    return done
 
 
 def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:

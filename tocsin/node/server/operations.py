@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.node.server.audit_replies import AuditProof, AuditRecord
+from tocsin.node.server.backfill_replies import Backfill, BackfillPreview
 from tocsin.node.server.log_replies import FoundLine, Logs, LogsStored, TailedLine
 from tocsin.node.server.replies import (
     Attempt,
@@ -45,6 +46,7 @@ from tocsin.node.server.replies import (
     Worker,
 )
 from tocsin.wire import (
+    BackfillRequest,
     CalendarRequest,
     Claim,
     ClaimAnswer,
@@ -91,7 +93,8 @@ class Operation(NamedTuple):
     keyed: bool = False
     versioned: bool = False
     problems: tuple[int, ...] = ()
-    also: tuple[int, ...] = ()  # other statuses of success, with the same reply
+    also: tuple[int, ...] = ()  # other statuses of success …
+    other: Any = None  # … and their reply, if it is not the same
     media: tuple[str, ...] = ("application/json",)  # all but the first are text
 
 
@@ -109,6 +112,10 @@ def _switch_circuit(summary: str) -> Operation:
 
 def _switch_tenant(summary: str) -> Operation:
     return Operation(summary, TenantInUse, body=Why, optional=True, keyed=True, problems=(409,))
+
+
+def _switch_backfill(summary: str) -> Operation:
+    return Operation(summary, Backfill, body=Why, optional=True, keyed=True, problems=(409,))
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -152,6 +159,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/jobs/{id}/runs/batch"): Operation(
         "Make many runs of a job, all or none", MadeRunBatch, 202, RunBatch, keyed=True, problems=(409, 429)
+    ),
+    ("POST", "/v1/jobs/{id}/backfill"): Operation(
+        "Fill a past range: run what the job's schedule owed in it, so many at a time; or, as a dry run, count it",
+        *(Backfill, 202, BackfillRequest),
+        also=(200,),
+        other=BackfillPreview,
+        keyed=True,
+        problems=(409, 429),
+    ),
+    ("GET", "/v1/backfills"): Operation("List backfills", Page[Backfill], query=("job", "state", *_PAGED)),
+    ("GET", "/v1/backfills/{id}"): Operation("Read a backfill and how far it is", Backfill),
+    ("POST", "/v1/backfills/{id}/pause"): _switch_backfill("Make no more runs of a backfill; those that live go on"),
+    ("POST", "/v1/backfills/{id}/resume"): _switch_backfill("Go on with a paused backfill"),
+    ("POST", "/v1/backfills/{id}/cancel"): _control(
+        "End a backfill, and stop its runs unless told to leave them", Backfill, versioned=False
     ),
     ("GET", "/v1/jobs/{id}/runs"): Operation("List the runs of a job", Page[Run], query=(*_RUN_FILTERS, *_PAGED)),
     ("GET", "/v1/runs"): Operation("List runs, live and ended", Page[Run], query=("job", *_RUN_FILTERS, *_PAGED)),

@@ -2,6 +2,7 @@
 
 from tocsin.node.server.routes import (
     audit,
+    backfills,
     calendars,
     circuits,
     dead,
@@ -24,6 +25,7 @@ from tocsin.node.server.routes.table import ROUTES
 __all__ = [
     "ROUTES",
     "audit",
+    "backfills",
     "calendars",
     "circuits",
     "dead",

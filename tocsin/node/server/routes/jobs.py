@@ -12,6 +12,7 @@ from tocsin.errors import InvalidInput
 from tocsin.flow import catalog, control, history
 from tocsin.flow.catalog import JobFilter
 from tocsin.flow.shared.idempotency import Replay
+from tocsin.flow.shared.transitions import Controlled
 from tocsin.flow.submit import NotSealed, RunsRequest, Stored, job_request
 from tocsin.model.job import RunRequest
 from tocsin.model.packed import LARGE
@@ -67,7 +68,7 @@ async def cancel_job(call: Call) -> Reply:
 
 
 async def _cancel_job(call: Call, action: str, body: Reason) -> Reply:
-    async def step() -> control.Controlled:
+    async def step() -> Controlled:
         return await control.cancel(
             call.node.db, call.who, call.id(), body.reason, body.running == "stop", call.wish, action, call.version
         )
@@ -91,7 +92,7 @@ async def resume_job(call: Call) -> Reply:
     )
 
 
-async def _controlled_job(call: Call, step: Callable[[], Awaitable[control.Controlled]]) -> Reply:
+async def _controlled_job(call: Call, step: Callable[[], Awaitable[Controlled]]) -> Reply:
     replayed = await controlled(call, step)
     return _job_answer(await catalog.get_job(call.node.db, call.who, call.id(), call.estimates), replayed=replayed)
 

@@ -15,7 +15,6 @@ def _not_yet(method: str, path: str, permission: str) -> None:
 
 
 for _method, _path, _permission in (
-    ("POST", "/v1/jobs/{id}/backfill", "jobs.operate"),
     ("POST", "/v1/workflows", "jobs.write"),
     ("GET", "/v1/workflows/{id}", "jobs.read"),
     ("POST", "/v1/workflows/{id}/runs", "jobs.operate"),

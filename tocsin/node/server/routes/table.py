@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tocsin.flow.control import Controlled
 from tocsin.flow.shared.idempotency import Replay
+from tocsin.flow.shared.transitions import Controlled
 from tocsin.model.access import PERMISSIONS
 from tocsin.node.server.http import Call, Handler
 

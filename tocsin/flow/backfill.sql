@@ -1,0 +1,69 @@
+-- :name job
+select name, schedule, coalesce(anchored_at, created_at) as anchor, now() as now
+  from jobs
+ where tenant_id = $1 and id = $2
+
+-- :name hold_job
+-- Whoever asks for a backfill holds the job: a cancel sees either the backfill or none, and of two that ask for the same
+-- the second sees the first.
+select state, sensitive, key_template, now() as now from jobs where tenant_id = $1 and id = $2 for no key update
+
+-- :name open
+select count(*)
+  from (select from backfills b where b.tenant_id = $1 and b.state in ('running', 'paused') limit $2) b
+
+-- :name another
+-- One of the job that is open and has instants of this range, with the same arguments.
+select b.id::text
+  from backfills b
+ where b.tenant_id = $1 and b.job_id = $2 and b.state in ('running', 'paused') and b.from_at < $4 and b.to_at > $3
+   and b.args is not distinct from $5
+ order by b.id
+ limit 1
+
+-- :name store
+insert into backfills (tenant_id, id, job_id, from_at, to_at, plan, next_at, total, max_concurrency, priority, args)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+
+-- :name shown
+-- With what has ended and was not taken up yet, so that the numbers add up at any moment.
+select b.id::text as id, b.job_id::text as job_id, j.name as job_name, b.state, b.from_at, b.to_at, b.total, b.made,
+       (select count(*) from runs r where r.tenant_id = b.tenant_id and r.backfill_id = b.id) as live,
+       b.succeeded + e.succeeded as succeeded, b.failed + e.failed as failed, b.cancelled + e.cancelled as cancelled,
+       b.failures, b.next_at, b.max_concurrency, b.priority, b.args, b.created_at, b.finished_at
+  from backfills b
+  join jobs j on j.tenant_id = b.tenant_id and j.id = b.job_id
+ cross join lateral (
+        select count(*) filter (where e.state = 'succeeded') as succeeded,
+               count(*) filter (where e.state in ('dead', 'expired')) as failed,
+               count(*) filter (where e.state in ('cancelled', 'skipped')) as cancelled
+          from backfill_ends e
+         where e.tenant_id = b.tenant_id and e.backfill_id = b.id) e
+ where b.tenant_id = $1
+
+-- :name get
+-- :include shown
+   and b.id = $2
+
+-- :name list
+-- :include shown
+   and ($2::uuid is null or b.job_id = $2) and ($3::text is null or b.state = $3) and ($4::uuid is null or b.id < $4)
+ order by b.id desc
+ limit $5
+
+-- :name lock
+select state from backfills where tenant_id = $1 and id = $2 for no key update
+
+-- :name job_of
+select job_id::text as job_id from backfills where tenant_id = $1 and id = $2
+
+-- :name set_state
+update backfills
+   set state = $3, finished_at = case when $3 = 'cancelled' then now() end
+ where tenant_id = $1 and id = $2 and state in ('running', 'paused')
+
+-- :name keys
+-- The concurrency keys of its runs: one, unless an edit of the job came between.
+select distinct r.key_id::text as key_id
+  from runs r
+ where r.tenant_id = $1 and r.job_id = $2 and r.backfill_id = $3
