@@ -73,7 +73,6 @@ async def test_the_answer_has_every_default_and_says_the_schedule_in_words(scene
             "target.env.TOCSIN_URL",
         ),
         ({"target": {"kind": "kubernetes", "image": "x", "command": [""]}}, "invalid_input", "target.command[0]"),
-        ({"depends_on": [{"job": "a", "on": "success"}]}, "not_supported", "depends_on"),
         ({"schedule": {"rrule": "FREQ=DAILY;BYHOUR=24"}}, "invalid_rrule", "schedule.rrule"),
         ({"schedule": {"interval": "R/PT1H"}}, "invalid_interval", "schedule.interval"),
         ({"schedule": {"text": "every day"}}, "unclear_text", "schedule.text"),

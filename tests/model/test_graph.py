@@ -19,6 +19,7 @@ from tocsin.model.graph import (
     critical_path,
     dependencies,
     outcome,
+    starts,
     verdict,
 )
 
@@ -215,3 +216,41 @@ def test_the_critical_path_is_the_longest_of_all(edges: Edges, data: st.DataObje
     assert path.length == max(sum(took[node] or 0 for node in way) for way in ways(edges))
     assert path.length == sum(took[node] or 0 for node in path.nodes)
     assert any(path.nodes == [node for node in way if took[node] is not None] for way in ways(edges))
+
+
+# ── what begins a run ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(dags(), st.data())
+def test_who_waits_for_several_waits_for_none_that_never_comes(edges: Edges, data: st.DataObject) -> None:
+    """Whatever begins a chain, an instant of a timetable or a run by hand: where a run is made because one parent has
+    ended, all the other parents come to their ends, too."""
+    graph = Graph.of(parents_of(edges))
+    tables = {root: data.draw(st.sampled_from([None, "daily", "hourly"])) for root in graph.roots}
+    found = starts(graph, tables)
+    chains: list[tuple[str | None, set[str]]] = [(node, {node}) for node in edges]
+    chains += [(None, {root for root in graph.roots if tables[root] == table}) for table in ("daily", "hourly")]
+    for by_hand, reached in chains:
+        for node in graph.order:
+            parents = {each.job for each in graph.parents[node]}
+            if node in found.apart or node in reached or not parents & reached:
+                continue
+            if by_hand is None or len(parents) == 1 or found.roots[node] == by_hand:
+                assert parents <= reached | set(found.apart) | _behind(graph, found.apart), (node, by_hand)
+                reached.add(node)
+
+
+def _behind(graph: Graph, apart: list[str]) -> set[str]:
+    """All that follow from jobs that are refused."""
+    behind = set(apart)
+    for node in graph.order:
+        if behind & {each.job for each in graph.parents[node]}:
+            behind.add(node)
+    return behind
+
+
+def test_parents_follow_from_one_job_or_share_a_timetable() -> None:
+    graph = Graph.of(on_success(a="", b="", c="a b", d="c", e="c d", f="e a", g="a d", x="", y="a x"))
+    found = starts(graph, {"a": "daily", "b": "daily", "x": None})
+    assert found.apart == ["y"] and starts(graph, {"a": "daily", "b": None, "x": "daily"}).apart[0] == "c"
+    assert {node: found.roots[node] for node in "cdefg"} == {"c": None, "d": "c", "e": "c", "f": None, "g": None}

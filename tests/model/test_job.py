@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from tocsin.errors import InvalidInput, NotSupported
-from tocsin.model.job import JobSpec, check
+from tocsin.model.graph import Dependency
+from tocsin.model.job import JobSpec, Schedule, check
 from tocsin.model.scalars import decode_scalar, encode_scalar
 
 PROCESS = {"kind": "process", "command": ["true"]}
@@ -130,7 +131,6 @@ def test_every_wrong_field_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("given", "path"),
     [
-        ({"depends_on": [{"job": "a"}]}, "depends_on"),
         ({"notify": [{}]}, "notify"),
     ],
 )
@@ -160,3 +160,13 @@ def test_which_jobs_are_completed_by_one_run(schedule: dict[str, Any] | None, on
     made = spec(schedule=schedule)
     check(made)
     assert made.once == once
+
+
+def test_parents_are_written_in_full_and_start_the_job() -> None:
+    made = spec(depends_on=["a", {"job": "b", "on": "failure"}])
+    assert made.depends_on == [Dependency(job="a"), Dependency(job="b", on="failure")] == made.parents
+    assert made.schedule == Schedule(manual=True) and not made.once
+    assert spec(**msgspec.json.decode(msgspec.json.encode(made, enc_hook=encode_scalar))) == made
+    with pytest.raises(InvalidInput) as caught:
+        check(spec(depends_on=["a"], schedule={"cron": "* * * * *"}))
+    assert [e["path"] for e in caught.value.errors or []] == ["schedule"]

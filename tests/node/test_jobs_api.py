@@ -63,7 +63,7 @@ def test_the_merge_is_that_of_the_rfc(target: Any, patch: Any, result: Any) -> N
         ({"schedule": {"manual": None, "every": "PT0.1S"}}, "schedule.every", "invalid"),
         ({"schedule": {"manual": None, "cron": "61 * * * *"}}, "schedule.cron", "invalid_cron"),
         ({"pool": "nowhere"}, "pool", "unknown_pool"),
-        ({"depends_on": ["x"]}, "depends_on", "not_supported"),
+        ({"notify": ["x"]}, "notify", "not_supported"),
         ({"circuit": "two words"}, "circuit", "invalid"),
     ],
 )
@@ -191,7 +191,7 @@ async def test_a_batch_is_stored_whole_and_answered_in_order(scene: Scene) -> No
         (5, 422, "jobs[3]", None),
         ({"target": PROCESS, "nonsense": 1}, 422, "jobs[3]", "invalid"),
         ({"target": PROCESS, "timeout": "PT0S"}, 422, "jobs[3].timeout", "invalid"),
-        ({"target": PROCESS, "depends_on": ["x"]}, 422, "jobs[3].depends_on", "not_supported"),
+        ({"target": PROCESS, "depends_on": ["x"]}, 422, "jobs[3].depends_on[0]", "unknown_job"),
         ({"target": PROCESS, "schedule": {"cron": "x"}}, 422, "jobs[3].schedule.cron", "invalid_cron"),
         ({"target": PROCESS, "pool": "nowhere"}, 422, "jobs[3].pool", "unknown_pool"),
         ({"target": PROCESS, "name": "a"}, 409, "jobs[3].name", "name_taken"),

@@ -81,7 +81,6 @@ def test_durations_and_names_read_as_the_server_reads_them() -> None:
 def test_what_is_not_built_is_not_promised_and_refused() -> None:
     """And the other way round: a field that the model begins to act on must come into the document."""
     values: dict[str, Any] = {
-        "depends_on": [{"job": "a"}],
         "notify": [{"on": ["failure"]}],
     }
     spec = validator({"$ref": "#/components/schemas/JobSpec"})

@@ -132,6 +132,7 @@ async def cancel(
                 await triggers.put(connection, key, None)
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
+            await connection.execute(SQL["leave_parents"], who.tenant_id, job_id)
             await lock_limits(connection, [key])
             rows = await cancel_runs(connection, key, reason, stop_running=stop_running)
             await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))

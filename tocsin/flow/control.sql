@@ -16,6 +16,10 @@ insert into holds (tenant_id, job_id) values ($1, $2) on conflict do nothing
 -- :name unhold
 delete from holds where tenant_id = $1 and job_id = $2
 
+-- :name leave_parents
+-- An ended job waits for nobody. Those that wait for it do so in vain, and their explanations say so.
+delete from dependencies where tenant_id = $1 and child_id = $2
+
 -- :name waiting_paused
 -- waiting → ready: runs asked for by hand while the job was paused. The rest follow by the sweep.
 with chosen as materialized (

@@ -10,23 +10,28 @@ after the last occurrence that was claimed), and what the old one still owed by 
 limited runs at once (a lower one lets what runs come to its end, a higher one releases waiting runs). A limit that is
 new binds the runs made from now on; those made before neither wait for it nor count. A limit that is taken away stays
 as a row without a bound, for the limited runs that are left are claimed through it.
+
+`depends_on`: whoever changes the tenant's graph holds that before any job. An edit knows only when it has read the job
+whether it does: then it begins again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import InvalidInput, PreconditionFailed
-from tocsin.flow.shared import audit, calendars, circuits, parcels, triggers
+from tocsin.errors import Contention, InvalidInput, PreconditionFailed
+from tocsin.flow.shared import audit, calendars, circuits, dependencies, parcels, triggers
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.contents import Contents, uses_of
+from tocsin.flow.shared.dependencies import Child, Parents
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen, within_scope
+from tocsin.flow.shared.joins import hold_graph
 from tocsin.flow.shared.lanes import LaneBook, lane_key
 from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import (
@@ -45,7 +50,7 @@ from tocsin.flow.shared.transitions import (
 from tocsin.flow.shared.triggers import NOTHING_USED, Count
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
-from tocsin.model.job import JobSpec, Misfire, Schedule, check
+from tocsin.model.job import JobSpec, Schedule, check
 from tocsin.model.misfire import Missed, still_owed
 from tocsin.model.schedule import (
     check_calendar,
@@ -53,6 +58,7 @@ from tocsin.model.schedule import (
     describe,
     first_fire,
     hashes,
+    owed_by,
     seed_of,
     spread,
     stands_for,
@@ -63,7 +69,9 @@ from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation
 from tocsin.wire import decode_job_spec, encode
 
 SQL = Sql(__file__)
+T = TypeVar("T")
 NO_BOUND = 2**31 - 1
+_TRIES = 5
 Change = Callable[[bytes], JobSpec]  # the present document → the one that is wanted
 
 
@@ -73,6 +81,28 @@ class Edited(NamedTuple):
     job_id: str
     version: int
     hints: list[Hint]
+
+
+class _Wanted(NamedTuple):
+    """What an edit wants to do to the graph: give the job (other) parents, or only let it come by another timetable."""
+
+    child: Child
+    relinks: bool
+
+
+class _Held(NamedTuple):
+    """The graph, held for that: who the parents will be, and who they were."""
+
+    wanted: _Wanted
+    parents: Parents
+    were: dict[str, str]
+
+
+class _BeginAgain(Exception):
+    """The graph is to be held first."""
+
+    def __init__(self, wanted: _Wanted) -> None:
+        self.wanted = wanted
 
 
 class _Edit(NamedTuple):
@@ -95,7 +125,7 @@ class _Edit(NamedTuple):
     @property
     def moves(self) -> bool:
         """Whether the schedule owes other instants than before."""
-        if _instants(self.old.schedule) != _instants(self.new.schedule):
+        if owed_by(self.old.schedule) != owed_by(self.new.schedule):
             return True
         if self.counted is not None and self.counted.parked is not None and self.most != _most(self.old):
             return True  # it had come to its end, and begins again
@@ -128,15 +158,17 @@ async def edit(
     contents: Contents,
 ) -> Edited:
     """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
-    async with db.tenant(who.tenant_id, "edit") as connection:
-        await recall(connection, wish)
+
+    async def turn(connection: Connection, held: _Held | None) -> Edited:
         job = opened(seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version), "changed")
         old = decode_job_spec(job["spec"])
         present = await contents.whole(who.tenant_id, old)
         new = change(job["spec"].encode() if present is old else encode(present))
-        done = await _change(connection, lanes, who, job, old, new, db.clock.now(), horizon, contents)
+        done = await _change(connection, lanes, who, job, old, new, db.clock.now(), horizon, contents, held)
         await remember(connection, wish, 200, [job_id], done.version)
-    return done
+        return done
+
+    return await _in_turn(db, who, wish, turn)
 
 
 async def replace_named(
@@ -151,17 +183,43 @@ async def replace_named(
     contents: Contents,
 ) -> Edited | None:
     """The same for the open job of a name; None if there is none. Raises `Replay` for a known key."""
-    async with db.tenant(who.tenant_id, "edit") as connection:
-        await recall(connection, wish)
+
+    async def turn(connection: Connection, held: _Held | None) -> Edited | None:
         job = await connection.fetchrow(SQL["lock_named"], who.tenant_id, name)
         if version is not None and (job is None or job["version"] != version):
             raise PreconditionFailed(f"there is no job {name!r} at version {version}")
         if job is None:
             return None
         old = decode_job_spec(job["spec"])
-        done = await _change(connection, lanes, who, job, old, spec, db.clock.now(), horizon, contents)
+        done = await _change(connection, lanes, who, job, old, spec, db.clock.now(), horizon, contents, held)
         await remember(connection, wish, 200, [job["id"]], done.version)
-    return done
+        return done
+
+    return await _in_turn(db, who, wish, turn)
+
+
+async def _in_turn(
+    db: Database, who: Identity, wish: Wish | None, turn: Callable[[Connection, _Held | None], Awaitable[T]]
+) -> T:
+    """A transaction that edits; if it turns out to concern the graph, another one that holds it from the beginning."""
+    wanted: _Wanted | None = None
+    for _ in range(_TRIES):
+        try:
+            async with db.tenant(who.tenant_id, "edit") as connection:
+                await recall(connection, wish)
+                return await turn(connection, None if wanted is None else await _hold(connection, who, wanted))
+        except _BeginAgain as again:
+            wanted = again.wanted
+    raise Contention("the job was changed by others all the while; try again")
+
+
+async def _hold(connection: Connection, who: Identity, wanted: _Wanted) -> _Held:
+    await hold_graph(connection, who.tenant_id)
+    if not wanted.relinks:
+        return _Held(wanted, {}, {})
+    were = await dependencies.parents_of(connection, who.tenant_id, wanted.child.id)
+    parents = await dependencies.hold(connection, who, [wanted.child], also=[wanted.child.id, *were])
+    return _Held(wanted, parents, were)
 
 
 async def _change(
@@ -174,6 +232,7 @@ async def _change(
     now: datetime,
     horizon: timedelta,
     contents: Contents,
+    held: _Held | None,
 ) -> Edited:
     new = await contents.whole(who.tenant_id, new)
     check(new)
@@ -191,8 +250,11 @@ async def _change(
     text = encode(this.new).decode()
     # Both as if read from the database: the default 0 of a number is read as 0.0, which is another text.
     again = encode(decode_job_spec(text)).decode()
-    if await connection.fetchval(SQL["same"], encode(this.old).decode(), again):
+    wanted = await _wanted(this)
+    if await connection.fetchval(SQL["same"], encode(this.old).decode(), again) and wanted is None:
         return Edited(job["id"], job["version"], [])
+    if wanted is not None:
+        await _link(this, wanted, held, now)
     lane = lane_key(this.new)
     lane_id = (await lanes.intern([lane])).get(lane)
     if lane_id is None:
@@ -218,6 +280,28 @@ async def _change(
     entry = audit.entry(who, "job.edit", f"job:{job['id']}", version=version)
     await audit.record(connection, entry.changing(job["spec"], text))
     return Edited(job["id"], version, woken)
+
+
+async def _wanted(this: _Edit) -> _Wanted | None:
+    """What this does to the graph; most edits do nothing to it."""
+    child = Child(this.key.id, this.new.parents)
+    relinks = this.old.depends_on != this.new.depends_on
+    if this.new.depends_on and not relinks:
+        # A parent that was ended and made again, say, is another job under the same name.
+        relinks = await dependencies.drifted(this.connection, this.who, child)
+    return _Wanted(child, relinks) if relinks or (this.job["joins"] and this.moves) else None
+
+
+async def _link(this: _Edit, wanted: _Wanted, held: _Held | None, now: datetime) -> None:
+    """Change the graph, which must be held for it."""
+    if held is None or held.wanted != wanted:
+        raise _BeginAgain(wanted)
+    if wanted.relinks:
+        await dependencies.refuse_awaited(this.connection, *this.key)
+    changed = {this.key.id: dependencies.member(this.who, this.key.id, this.new.name, this.new.schedule, now)}
+    children = [wanted.child] if wanted.relinks else []
+    links = await dependencies.check(this.connection, this.who, children, held.parents, changed)
+    await dependencies.keep(this.connection, this.key.tenant_id, links, held.were)
 
 
 async def _store(this: _Edit, text: str, lane_id: int, clock: Row) -> int:
@@ -320,13 +404,6 @@ async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime],
         table = timetable(this.old.schedule, this.job["anchor"], this.old_seed, by)
         missed += still_owed(table, trigger["next_fire_at"], trigger["held_at"], now)
     await note_missed(this.connection, counted(this.key, now, missed))
-
-
-def _instants(schedule: Schedule | None) -> Schedule | None:
-    """All of a schedule that says which instants it owes."""
-    if schedule is None:
-        return None
-    return msgspec.structs.replace(schedule, misfire=Misfire(), jitter=None, max_runs=None)
 
 
 def _most(spec: JobSpec) -> int | None:

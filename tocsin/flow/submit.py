@@ -14,12 +14,14 @@ import msgspec
 from msgspec import UNSET
 
 from tocsin.errors import ApiProblem, Conflict, Contention, InvalidInput, NotFound
-from tocsin.flow.shared import audit, calendars, circuits, parcels, triggers
+from tocsin.flow.shared import audit, calendars, circuits, dependencies, parcels, triggers
 from tocsin.flow.shared.calendars import CalendarKey, Known, Use
 from tocsin.flow.shared.contents import uses_of
+from tocsin.flow.shared.dependencies import NO_LINKS, Child, Links
 from tocsin.flow.shared.documents import NEW_RUN, run_document
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken, within_scope
+from tocsin.flow.shared.joins import hold_graph
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
 from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, stage
@@ -190,6 +192,10 @@ async def submit_jobs(
     answers |= refused_days | await _without_secrets(db, requests)
     found: list[Hint] = []
     without_twins = False
+    # What depends on others may have to wait for its turn: nobody is to wait with it.
+    for job in jobs:
+        if job.request.spec.depends_on and job.place not in answers:
+            answers |= await _commit_child(db, job, lane_of, now)
     while batch := [job for job in jobs if job.place not in answers]:
         if without_twins:
             batch = list({job.tenant_and_name: job for job in reversed(batch)}.values())
@@ -215,10 +221,22 @@ async def _commit_jobs(
     async with db.transaction("submit", alone=alone) as connection:
         answers = await _replays(connection, {job.place: (job.request.wish, 201, [job.id]) for job in jobs})
         new = [job for job in jobs if job.place not in answers]
-        await _store_jobs(connection, new, lane_of, now)
+        links = await _links(connection, new, now)
+        await _store_jobs(connection, new, lane_of, now, links)
         staged = hints(await stage(connection, [job.run for job in new if job.run is not None]))
     SUBMITTED.inc(len(new))
     return answers | {job.place: Stored([job.id], now) for job in new}, staged
+
+
+async def _commit_child(db: Database, job: _NewJob, lane_of: dict[LaneKey, int], now: datetime) -> dict[int, Answer]:
+    """A job that depends on others, by itself."""
+    try:
+        return (await _commit_jobs(db, [job], lane_of, now))[0]
+    except UniqueViolation:
+        refused = await _names_taken(db, [job])
+        return refused or {job.place: Contention("a name was taken and freed at the same moment; try again")}
+    except InvalidInput as problem:
+        return {job.place: problem}
 
 
 async def _names_taken(db: Database, jobs: Sequence[_NewJob]) -> dict[int, Answer]:
@@ -365,8 +383,26 @@ async def _drop_keys(connection: Connection, wishes: list[Wish | None]) -> None:
         await connection.execute(SQL["drop_keys"], *columns(given, 2))
 
 
+async def _links(connection: Connection, jobs: Sequence[_NewJob], now: datetime, path: str = "") -> Links:
+    """What these new jobs depend on: on each other, and on jobs that there are, which are held from here on."""
+    children = [Child(j.id, j.request.spec.parents, path.format(j.place)) for j in jobs if j.request.spec.depends_on]
+    if not children:
+        return NO_LINKS
+    who, new = jobs[0].request.who, {job.id: job.request.spec for job in jobs}
+    await hold_graph(connection, who.tenant_id)
+    parents = await dependencies.hold(connection, who, children, {s.name: id_ for id_, s in new.items() if s.name})
+    concerned = new.keys() & {*parents, *(parent for wanted in parents.values() for parent in wanted)}
+    members = {id_: dependencies.member(who, id_, new[id_].name, new[id_].schedule, now) for id_ in concerned}
+    return await dependencies.check(connection, who, children, parents, members)
+
+
 async def _store_jobs(
-    connection: Connection, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], now: datetime, audited: bool = True
+    connection: Connection,
+    jobs: Sequence[_NewJob],
+    lane_of: dict[LaneKey, int],
+    now: datetime,
+    links: Links,
+    audited: bool = True,
 ) -> None:
     """Jobs, cursors, limits and audit rows, in one statement; in others, which calendars they go by, and counts."""
     rows = [
@@ -401,6 +437,7 @@ async def _store_jobs(
             await connection.execute(SQL["mark_sensitive"], *columns(sensitive, 2))
         apart = [(job.request.who.tenant_id, job.id, job.request.spec) for job in jobs if not job.request.is_whole]
         await parcels.use(connection, [use for each in apart for use in uses_of(*each)])
+        await dependencies.keep(connection, jobs[0].request.who.tenant_id, links)
 
 
 _tenant_and_name = attrgetter("tenant_and_name")
@@ -409,7 +446,7 @@ _tenant_and_name = attrgetter("tenant_and_name")
 def _rare(request: JobRequest) -> bool:
     """Whether it takes more than one statement to store such a job."""
     spec = request.spec
-    return spec.circuit_name is not None or spec.sensitive is True or not request.is_whole
+    return spec.circuit_name is not None or spec.sensitive is True or bool(spec.depends_on) or not request.is_whole
 
 
 def _circuit(job: _NewJob) -> tuple[Key, str | None]:
@@ -453,7 +490,8 @@ async def _commit_batch(
             return known, []
         if isinstance(known, ApiProblem):
             raise known
-        await _store_jobs(connection, jobs, lane_of, now, audited=False)
+        links = await _links(connection, jobs, now, "jobs[{}].")
+        await _store_jobs(connection, jobs, lane_of, now, links, audited=False)
         staged = hints(await stage(connection, [job.run for job in jobs if job.run is not None]))
         who = jobs[0].request.who
         entry = audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids)

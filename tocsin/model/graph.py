@@ -92,11 +92,14 @@ class Graph:
                     order.append(child)
         return order
 
-    def _cycle(self, where: str) -> InvalidInput:
-        """One cycle, named in the direction of time. Whatever could not be sorted has a parent that could not either,
-        so walking from parent to parent must come back to where it was."""
+    @property
+    def ring(self) -> list[str]:
+        """The nodes of one cycle, in the direction of time; none if there is none. Whatever could not be sorted has a
+        parent that could not either, so walking from parent to parent must come back to where it was."""
         sorted_ = set(self.order)
-        node = next(node for node in self.parents if node not in sorted_)
+        node = next((node for node in self.parents if node not in sorted_), None)
+        if node is None:
+            return []
         walked: dict[str, None] = {}
         while node not in walked:
             walked[node] = None
@@ -104,13 +107,17 @@ class Graph:
         path = list(walked)
         ring = path[path.index(node) :][::-1]
         first = min(range(len(ring)), key=lambda place: ring[place])
-        ring = ring[first:] + ring[:first]
+        return ring[first:] + ring[:first]
+
+    def _cycle(self, where: str) -> InvalidInput:
+        ring = self.ring
         parents = [each.job for each in self.parents[ring[0]]]
         at = f"{where}.{ring[0]}.depends_on[{parents.index(ring[-1])}]"
-        return InvalidInput.field(at, "dependency_cycle", f"waits for itself: {_arrows([*ring, ring[0]])}")
+        return InvalidInput.field(at, "dependency_cycle", f"waits for itself: {arrows([*ring, ring[0]])}")
 
 
-def _arrows(ring: list[str]) -> str:
+def arrows(ring: list[str]) -> str:
+    """A cycle in words; of a long one its beginning and its end."""
     if len(ring) > _MOST_NAMED:
         half = _MOST_NAMED // 2
         ring = [*ring[:half], f"… {len(ring) - 2 * half:,} more …", *ring[-half:]]
@@ -147,6 +154,45 @@ def _wrong_edges(parents: Mapping[str, Sequence[Dependency]], where: str) -> Ite
             elif each.job in seen:
                 yield {"path": path, "code": "duplicate_dependency", "message": f"{each.job!r} is a parent already"}
             seen.add(each.job)
+
+
+# ── what begins a run ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Start(NamedTuple):
+    """What the runs of a job begin with: with runs of one job, whatever starts that; and by which timetable they come,
+    if it is one that jobs can share (None: by hand, or by one that nobody else has)."""
+
+    root: str
+    timetable: str | None
+
+
+class Starts(NamedTuple):
+    """What each job's runs begin with; of those that have parents, the one job that these all follow from (None: there
+    is none); and the jobs whose parents do not come together."""
+
+    of: dict[str, Start]
+    roots: dict[str, str | None]
+    apart: list[str]
+
+
+def starts(graph: Graph, timetables: Mapping[str, str | None]) -> Starts:
+    """Parents come together if they follow from one job, or if they come by the same timetable: then each has a run
+    for each instant, and none waits for one that never comes. `timetables`: of the jobs without parents."""
+    found = Starts({}, {}, [])
+    for node in graph.order:
+        before = {found.of[each.job] for each in graph.parents[node]}
+        if not before:
+            found.of[node] = Start(node, timetables[node])
+            continue
+        roots, tables = {start.root for start in before}, {start.timetable for start in before}
+        found.roots[node] = root = roots.pop() if len(roots) == 1 else None
+        table = tables.pop() if len(tables) == 1 else None
+        if root is None and table is None:
+            found.apart.append(node)
+        # What follows from jobs that only share a timetable follows, all of it, from where they meet.
+        found.of[node] = Start(root or node, table)
+    return found
 
 
 # ── what the ends of parents mean ────────────────────────────────────────────────────────────────────────────────

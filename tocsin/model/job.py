@@ -140,6 +140,7 @@ class RateLimit(_Part, frozen=True):
 
 
 _SLOT_ONLY, _ANYWHERE = Resources(), Placement()
+_MANUAL = Schedule(manual=True)
 
 
 class JobSpec(_Part, frozen=True):
@@ -170,6 +171,13 @@ class JobSpec(_Part, frozen=True):
     # What a sensitive job's target says, as the server keeps it: sent back, it stays what it is.
     sealed: str | UnsetType = UNSET
 
+    def __post_init__(self) -> None:
+        # Parents are written in full; and they start the job, which without them would run now.
+        if self.depends_on:
+            structs.force_setattr(self, "depends_on", dependencies(self.depends_on))
+            if self.schedule is None:
+                structs.force_setattr(self, "schedule", _MANUAL)
+
     @property
     def shared_key(self) -> ConcurrencyKey | None:
         """The key in its long form: a short one lets one run at a time."""
@@ -178,7 +186,7 @@ class JobSpec(_Part, frozen=True):
 
     @property
     def parents(self) -> list[Dependency]:
-        """The jobs that it waits for, each in its long form."""
+        """The jobs that it waits for."""
         return dependencies(self.depends_on)
 
     @property
@@ -260,6 +268,8 @@ def _wrong(spec: JobSpec) -> Iterator[tuple[str, str]]:
                 "schedule",
                 f"give exactly one of {', '.join(SCHEDULE_KINDS)}" + (f", not {' and '.join(given)}" if given else ""),
             )
+        elif spec.depends_on and spec.schedule.manual is None:
+            yield "schedule", "a job that depends on others is started by them: leave its own schedule out"
     # What is left at its default is right; most jobs leave most of it.
     if spec.timeout is not _HOUR and not 0.001 <= spec.timeout.seconds <= 7 * _DAY:
         yield "timeout", "must lie between 1 ms and 7 days"
@@ -303,11 +313,9 @@ def _wrong_limits(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 _BLANK = JobSpec(target=ProcessTarget(command=["true"]))
-_PLANNED = ("depends_on", "notify")
-_planned_of = attrgetter(*_PLANNED)
+_PLANNED = ("notify",)
 
 
 def _not_built(spec: JobSpec) -> Iterator[str]:
     """Paths that API.md names and this version does not act on yet."""
-    if _planned_of(spec) != _planned_of(_BLANK):
-        yield from (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))
+    return (name for name in _PLANNED if getattr(spec, name) != getattr(_BLANK, name))

@@ -19,10 +19,10 @@ from tocsin.clock import EPOCH, iso
 from tocsin.errors import InvalidInput
 from tocsin.model import cron, interval, phrases, rrule, words
 from tocsin.model.calendars import Calendar
-from tocsin.model.job import LONGEST_DELAY, ONCE_KINDS, Schedule
+from tocsin.model.job import LONGEST_DELAY, ONCE_KINDS, Misfire, Schedule
 from tocsin.model.localdays import FARTHEST_YEARS, LocalDays, OneTime
 from tocsin.model.misfire import minus
-from tocsin.model.scalars import Duration, Instant
+from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.model.timetable import TICK, Cron, Every, Never, Once, Timetable, Within, within
 from tocsin.model.zones import zone
 
@@ -138,6 +138,34 @@ def spread(schedule: Schedule | None, seed: str) -> timedelta:
 def hashes(schedule: Schedule | None) -> bool:
     """Whether the instants of a schedule follow from the job that has it."""
     return schedule is not None and schedule.cron is not None and _HASHED.search(schedule.cron.upper()) is not None
+
+
+def owed_by(schedule: Schedule | None) -> Schedule | None:
+    """All of a schedule that says which instants it owes."""
+    if schedule is None:
+        return None
+    return msgspec.structs.replace(schedule, misfire=Misfire(), jitter=None, max_runs=None)
+
+
+def shared_timetable(schedule: Schedule | None, anchor: datetime, seed: str) -> str | None:
+    """The same text for all jobs that owe the same instants for ever; None: owes none, by hand only."""
+    owed = owed_by(schedule if schedule is None or schedule.text is None else understood(schedule, anchor))
+    if owed is None:
+        return f"once {iso(anchor)}"
+    if owed.manual:
+        return None
+    told = [msgspec.json.encode(owed, enc_hook=encode_scalar).decode()]
+    if hashes(owed):
+        told.append(seed)
+    if owed.delay is not None or (_counts_from_anchor(owed) and owed.starting_at is None):
+        told.append(iso(anchor))
+    return " ".join(told)
+
+
+def _counts_from_anchor(schedule: Schedule) -> bool:
+    if schedule.rrule is not None:
+        return not rrule.parse(schedule.rrule).says_it_all
+    return schedule.every is not None
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -184,6 +184,9 @@ class Node:
 
     async def submit_job(self, request: JobRequest) -> Stored | Replay:
         """Store a job; raises why not."""
+        if request.spec.depends_on:
+            [answer] = await self._commit_jobs([request])
+            return _or_raise(answer)
         return _or_raise(await self._jobs.add(request))
 
     async def submit_runs(self, request: RunsRequest) -> Stored | Replay:

@@ -165,6 +165,11 @@ async def _map(connection: Connection, row: Row) -> tuple[list[Row], tuple[str, 
 # ── jobs that depend on jobs ─────────────────────────────────────────────────────────────────────────────────────
 
 
+async def hold_graph(connection: Connection, tenant_id: int) -> None:
+    """Be alone with the tenant's graph until the end of the transaction: take it before any job."""
+    await connection.execute(SQL["hold"], tenant_id)
+
+
 class _Chain(NamedTuple):
     """Which runs of different jobs belong together, and the job whose run by hand began it (None: a schedule did)."""
 
@@ -189,6 +194,9 @@ def _uuid(text: str) -> str:
 
 async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
     """What the runs of jobs that depend on these are told; those that there are not yet are made, waiting."""
+    # A statement of its own: what is read after it is what the last change of the graph left. It comes after locks of
+    # jobs and runs that such a change may want; that circle is noticed by PostgreSQL, and whoever it stops tries again.
+    await connection.execute(SQL["share"], sorted({ended.tenant_id for ended in wave}))
     chains = [_chain(ended) for ended in wave]
     asked = [(ended.tenant_id, ended.job_id, chain.root) for ended, chain in zip(wave, chains, strict=True)]
     edges = await connection.fetch(SQL["dependents"], *columns(asked, 3))

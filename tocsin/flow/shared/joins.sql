@@ -91,6 +91,16 @@ update runs r
  where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 returning statement_timestamp()
 
+-- :name hold
+-- Alone with a tenant's graph, until the end of the transaction.
+select pg_advisory_xact_lock(hashtextextended('tocsin.graph:' || $1::int, 0))
+
+-- :name share
+-- Nobody changes these graphs until the end of the transaction. The tenants come in order. Whoever ended the runs may be
+-- kept to some jobs; those that wait for them need not be among these, and from here on are seen.
+select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || t.id, 0)), set_config('tocsin.scope', '', true)
+  from unnest($1::int[]) as t(id)
+
 -- :name dependents
 -- The jobs that depend on these. What began by hand goes on only where nothing else is to be waited for.
 --   $1 tenants  $2 jobs  $3 the job whose run by hand began it

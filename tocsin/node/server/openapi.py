@@ -50,7 +50,7 @@ _REF = "#/components/schemas/{name}"
 
 # Fields that decode and are refused as not supported yet: the document does not promise them.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "JobSpec": ("depends_on", "notify"),
+    "JobSpec": ("notify",),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
 _ALWAYS = (400, 401, 403, 404, 422, 431, 503)
