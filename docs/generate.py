@@ -31,6 +31,7 @@ _VARIABLES = {
     "TOCSIN_URL": "client, worker, job: where the server is",
     "TOCSIN_KEY": "client: the API key (a worker takes it, too, if there is no `TOCSIN_WORKER_KEY`)",
     "TOCSIN_WORKER_KEY": "worker: a key of role `worker`",
+    "TOCSIN_CA": "client, worker: a file with the authorities to trust over HTTPS, instead of the system's",
     "TOCSIN_RUN_ID": "job: the run, the same in every attempt",
     "TOCSIN_JOB_ID": "job: the job",
     "TOCSIN_JOB_NAME": "job: the job's name, if it has one",

@@ -145,7 +145,7 @@ class Api:
         self.key = key
         self.http = httpx.AsyncClient(
             transport=InProcess(build(node)),
-            base_url="http://test",
+            base_url="http://localhost",
             headers={"authorization": f"Bearer {key}"},
         )
 

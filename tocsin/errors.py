@@ -12,6 +12,7 @@
     │   ├── PreconditionFailed 412
     │   ├── TooLarge          413
     │   ├── UnsupportedMedia  415
+    │   ├── MisdirectedRequest 421 a name that this server does not go by
     │   ├── InvalidInput      422  readable, but not acceptable; names each field
     │   │   └── NotSupported       named by the contract, not built yet
     │   ├── TooManyRequests   429
@@ -113,6 +114,10 @@ class TooLarge(ApiProblem):
 
 class UnsupportedMedia(ApiProblem):
     status, title, default_code = 415, "Unsupported media type", "unsupported_media_type"
+
+
+class MisdirectedRequest(ApiProblem):
+    status, title, default_code = 421, "Misdirected request", "misdirected"
 
 
 class InvalidInput(ApiProblem):

@@ -7,7 +7,9 @@ nearest name, because a misspelt setting that is silently ignored is found out a
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import inf
@@ -21,6 +23,7 @@ _NOT_SETTINGS = {
     "TOCSIN_URL",
     "TOCSIN_KEY",
     "TOCSIN_WORKER_KEY",
+    "TOCSIN_CA",
     "TOCSIN_RUN_ID",
     "TOCSIN_JOB_ID",
     "TOCSIN_JOB_NAME",
@@ -79,6 +82,42 @@ class Settings:
     host: str = _doc("Address the API listens on.", "127.0.0.1")
     port: int = _doc("Port the API listens on.", 8470)
     insecure: bool = _doc("Allow listening beyond loopback without TLS.", False)
+    tls_cert: str = _doc(
+        "File with the certificate and its chain, in PEM; with it the API speaks HTTPS only; reread when it changes.",
+        "",
+    )
+    tls_key: str = _doc("File with the certificate's private key, in PEM; empty: it stands in the same file.", "")
+    public_url: str = _doc(
+        "How callers reach the servers, as `https://tocsin.example.com`; empty: by the address they listen on.", ""
+    )
+    hosts: str = _doc(
+        "Further names that the servers answer to, by commas, beside `localhost`, the name in `public_url`, and "
+        "addresses; a request for any other is refused.",
+        "",
+    )
+    cors_origins: str = _doc(
+        "Origins whose pages may call the API from a browser, by commas, as `https://ops.example.com`; empty: none.", ""
+    )
+    proxies: str = _doc(
+        "Addresses or networks of proxies in front of the servers, by commas: their `X-Forwarded-For` is believed.", ""
+    )
+    connections: int = _doc(
+        "Connections that a server has at once; one address, unless a proxy's, may have a quarter of them.", 10_000
+    )
+    rate_per_key: float = _doc(
+        "Requests a second that a server takes of one key, and twice as many at once; 0: any number. Workers are free.",
+        5000.0,
+    )
+    rate_per_address: float = _doc(
+        "Requests a second that a server takes from one address, and twice as many at once; 0: any number. Workers are "
+        "free.",
+        5000.0,
+    )
+    auth_failures_per_address: float = _doc(
+        "Bad keys a second that a server takes from one address, and ten times as many at once, before it looks at no "
+        "new key from there; 0: any number.",
+        5.0,
+    )
     lease_seconds: float = _doc("A worker silent for this long is lost and its runs are taken back.", 10.0)
     heartbeat_seconds: float = _doc("How often a worker reports at least.", 3.0)
     drain_seconds: float = _doc("How long a worker that is told to stop waits for what it runs.", 10.0)
@@ -129,6 +168,43 @@ class Settings:
                 raise SetupError(f"{name} must be from 1 to 36500, not {getattr(self, name)}")
         if not 0 < self.port < 65536:
             raise SetupError(f"port {self.port} is not between 1 and 65535")
+        self._check_edge()
+
+    def _check_edge(self) -> None:
+        if self.tls_key and not self.tls_cert:
+            raise SetupError("tls_key is the key of a certificate: give tls_cert, too")
+        if self.connections < 10:
+            raise SetupError(f"connections must be at least 10, not {self.connections}")
+        for name in ("rate_per_key", "rate_per_address", "auth_failures_per_address"):
+            if not 0 <= getattr(self, name) < inf:
+                raise SetupError(f"{name} must not be negative, but is {getattr(self, name):g}")
+        if self.public_url and not is_origin(self.public_url):
+            raise SetupError(f"public_url is written as https://tocsin.example.com, not {self.public_url!r}")
+        for origin in listed(self.cors_origins):
+            if not is_origin(origin):
+                raise SetupError(f"cors_origins are written as https://ops.example.com, not {origin!r}")
+        for proxy in listed(self.proxies):
+            try:
+                ipaddress.ip_network(proxy, strict=False)
+            except ValueError:
+                raise SetupError(f"proxies are addresses or networks, as 10.0.0.0/8, not {proxy!r}") from None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it. Of names only `localhost` is believed."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def refuse_open_doors(self) -> None:
+        """Keys must not cross a network readable, unless somebody said so."""
+        if not self.insecure and not self.tls_cert and not self.is_local:
+            raise SetupError(
+                f"{self.host} is reachable from other machines, and without TLS keys would cross the network readable: "
+                "give --tls-cert and --tls-key, or put a proxy with TLS in front of 127.0.0.1, or say --insecure "
+                "(TOCSIN_INSECURE=true) to do it anyway"
+            )
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
@@ -151,6 +227,16 @@ class Settings:
     def credentials_file(self) -> Path:
         """Where `tocsin up` leaves url, key and worker_key."""
         return self.home / "credentials.toml"
+
+
+def listed(text: str) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def is_origin(text: str) -> bool:
+    """Whether it is a scheme and a name, and a port if need be, and nothing more."""
+    return re.fullmatch(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?", text.lower()) is not None
 
 
 def _cast(name: str, kind: Any, text: str) -> Any:

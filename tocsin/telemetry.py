@@ -51,6 +51,17 @@ AUDIT_SEALED = Counter("tocsin_audit_sealed", "Audit records put into their tena
 AUDIT_ANCHOR_AGE = Gauge(
     "tocsin_audit_anchor_age_seconds", "For how long the head of some audit chain is not anchored.", registry=REGISTRY
 )
+CONNECTIONS_REFUSED = Counter(
+    "tocsin_connections_refused", "Connections refused because there were too many.", registry=REGISTRY
+)
+RATE_REFUSED = Counter("tocsin_rate_refused", "Requests refused by a rate limit.", ["limit"], registry=REGISTRY)
+AUTH_FAILURES = Counter("tocsin_auth_failures", "Requests with a key or token that is not good.", registry=REGISTRY)
+TLS_RELOAD_FAILURES = Counter(
+    "tocsin_tls_reload_failures", "Certificates that could not be taken up; the old one is shown on.", registry=REGISTRY
+)
+TLS_EXPIRES_AT = Gauge(
+    "tocsin_tls_expires_timestamp_seconds", "When the certificate that is shown ends, since 1970.", registry=REGISTRY
+)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 XMIN_AGE = Gauge(
     "tocsin_pg_xmin_age_seconds",

@@ -61,6 +61,7 @@ def test_worker(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
     calls = stand_in("tocsin.worker.main", "run", 0)
     monkeypatch.setenv("TOCSIN_URL", "http://server:8470/")
     monkeypatch.setenv("TOCSIN_WORKER_KEY", "wkey")
+    monkeypatch.setenv("TOCSIN_CA", "/ca.pem")
     result = tocsin("worker", "jobs:app", "--pool", "gpu", "--slots", "2", "--label", "region=eu", "--name", "w")
     assert result.exit_code == 0, result.output
     ((_, given),) = calls
@@ -69,6 +70,7 @@ def test_worker(tocsin: Tocsin, stand_in: Any, monkeypatch: pytest.MonkeyPatch) 
     assert given == {
         "url": "http://server:8470",
         "key": "wkey",
+        "ca": "/ca.pem",
         "module": "jobs:app",
         "pool": "gpu",
         "slots": 2,

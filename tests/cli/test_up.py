@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -15,16 +16,18 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.certificates import Authority
 from tocsin.cli.up import (
     backoff,
-    is_loopback,
     local_url,
+    own_url,
     read_credentials,
     server_environment,
     up,
@@ -114,13 +117,16 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any
     return value
 
 
+def _outer() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_") and k != "DATABASE_URL"}
+
+
 class Up:
     """A running `tocsin up`."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        outer = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_") and k != "DATABASE_URL"}
         self.process = subprocess.Popen(
-            command, env=outer | environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command, env=_outer() | environment, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self.lines: list[str] = []
 
@@ -279,11 +285,23 @@ def test_open_doors_are_refused(home: Path, host: str) -> None:
 
 
 def test_addresses() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
-    assert not any(map(is_loopback, ("10.0.0.1", "localhost.example", "")))
-    assert local_url("127.0.0.1", 1) == "http://127.0.0.1:1"
-    assert local_url("0.0.0.0", 1) == "http://127.0.0.1:1"
-    assert local_url("::", 1) == "http://[::1]:1"
+    assert all(Settings(host=host).is_local for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+    assert not any(Settings(host=host).is_local for host in ("10.0.0.1", "localhost.example", ""))
+    assert local_url(Settings(port=1)) == "http://127.0.0.1:1"
+    assert local_url(Settings(host="0.0.0.0", port=1)) == "http://127.0.0.1:1"
+    assert local_url(Settings(host="::", port=1, tls_cert="c.pem")) == "https://[::1]:1"
+    named = Settings(tls_cert="c.pem", public_url="https://tocsin.example.com")
+    assert own_url(named) == "https://tocsin.example.com"
+    assert own_url(replace(named, tls_cert="")) == "http://127.0.0.1:8470", "a proxy has the certificate: not for us"
+
+
+def test_a_certificate_opens_the_door(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="tls-cert"):
+        Settings(host="0.0.0.0").refuse_open_doors()
+    for settings in (Settings(host="0.0.0.0", tls_cert="c.pem"), Settings(host="0.0.0.0", insecure=True), Settings()):
+        settings.refuse_open_doors()
+    with pytest.raises(SetupError, match="tls_cert"):
+        Settings(tls_key="k.pem")
 
 
 def test_backoff_grows_to_a_bound() -> None:
@@ -327,12 +345,13 @@ def test_a_master_key_is_the_servers_alone(home: Path) -> None:
 
 
 def call(credentials: dict[str, str], path: str, body: dict[str, Any] | None = None) -> Any:
+    trust = ssl.create_default_context(cafile=credentials.get("ca"))
     request = urllib.request.Request(
         credentials["url"] + path,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {credentials['key']}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=10, context=trust) as answer:
         return json.load(answer)
 
 
@@ -365,3 +384,33 @@ def test_jobs_run_and_survive_the_death_of_everything(home: Path, port: int) -> 
     again.process.send_signal(signal.SIGINT)
     assert again.finish() == 0
     assert processes_of(home.parent) == []
+
+
+def test_over_tls_with_an_authority_of_ones_own(home: Path, port: int, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("up")
+    command = [sys.executable, "-m", "tocsin", "up", "--tls-cert", str(cert), "--tls-key", str(key)]
+    environment = {"TOCSIN_HOME": str(home), "TOCSIN_PORT": str(port)}
+    unknown = subprocess.run(command, env=_outer() | environment, capture_output=True, text=True, timeout=60)
+    assert unknown.returncode != 0 and "TOCSIN_CA" in unknown.stderr, "found out before a worker does"
+
+    running = Up(command, environment | {"TOCSIN_CA": str(authority.ca)})
+    running.wait_for("Tocsin is ready")
+    credentials = tomllib.loads((home / "credentials.toml").read_text())
+    assert credentials["url"] == f"https://127.0.0.1:{port}"
+    run_to_success(credentials)
+    # The file says whom to trust: commands on this machine need no more than they did.
+    doctor = subprocess.run(
+        [sys.executable, "-m", "tocsin", "doctor", "--json"],
+        env=_outer() | {"TOCSIN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = {check["check"]: check for check in json.loads(doctor.stdout)["checks"]}
+    assert found["server"]["status"] == "ok", doctor.stdout
+    assert "ends in 23 h" in found["certificate"]["detail"] and found["certificate"]["status"] == "warn"
+    words = [process.cmdline() for process in processes_of(home.parent)]
+    assert words and not [word for line in words for word in line if "tcn_" in word], "no key among the arguments"
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish() == 0

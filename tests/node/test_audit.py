@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from tests.cluster.cluster import until
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene
 from tocsin.flow import seal
+from tocsin.node.server.edge import Edge
 
 JOB = {"target": PROCESS, "schedule": {"manual": True}}
 
@@ -39,12 +41,14 @@ async def test_what_a_call_did_is_chained_and_anchored_by_itself(live: Scene) ->
         ({}, "127.0.0.1"),
         ({"x-forwarded-for": "192.0.2.7"}, "192.0.2.7"),
         ({"x-forwarded-for": "203.0.113.9, 2001:db8::7"}, "2001:db8::7"),  # the first is what the caller said
+        ({"x-forwarded-for": "203.0.113.9, 127.0.0.1"}, "203.0.113.9"),  # the last is a proxy of ours
         ({"x-forwarded-for": "=cmd()"}, "127.0.0.1"),
     ],
 )
 async def test_a_record_has_the_address_of_the_caller(
     scene: Scene, served: str, headers: dict[str, str], address: str
 ) -> None:
+    scene.node.edge = Edge(replace(scene.node.settings, proxies="127.0.0.0/8"))
     async with httpx.AsyncClient(base_url=served, headers={"authorization": f"Bearer {scene.api.key}"}) as client:
         made = await client.post("/v1/jobs", json=JOB, headers=headers)
     assert made.status_code == 201

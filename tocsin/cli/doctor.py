@@ -37,6 +37,7 @@ Status = Literal["ok", "warn", "fail"]
 _TIMEOUT = 5.0
 _SKEW = timedelta(seconds=2)  # the header the server's time is read from has whole seconds
 _LATE = timedelta(seconds=60)
+_EXPIRES_SOON = timedelta(days=14)
 _LONG_TRANSACTION = 60.0  # seconds
 _MIB = 1024 * 1024
 _DISK_LOW, _DISK_FULL = 1024 * _MIB, 200 * _MIB
@@ -101,10 +102,13 @@ def _examine() -> Iterator[Finding]:
     yield from _credentials_file(settings.credentials_file)
     import httpx
 
-    from tocsin.client.session import headers, trust
+    from tocsin.client.session import headers
 
     with httpx.Client(
-        base_url=found.url, headers=headers(found, tenant()), verify=trust(found), timeout=_TIMEOUT
+        base_url=found.url,
+        headers=headers(found, tenant()),
+        verify=found.trust(),
+        timeout=_TIMEOUT,
     ) as http:
         yield from _Server(http, found.url).examine()
 
@@ -279,6 +283,16 @@ class _Server:
         advice = "tocsin migrate" if problem.code == "schema_old" else "does PostgreSQL run? the server's log says more"
         yield Finding("ready", "fail", f"{problem.detail} [{problem.code}]", advice)
 
+    @staticmethod
+    def _certificate(left: timedelta) -> Finding:
+        advice = "renew it: the server takes up new files by itself"
+        if left <= timedelta():
+            return Finding("certificate", "fail", f"the server's certificate ended {length(-left)} ago", advice)
+        told = f"the server's certificate ends in {length(left)}"
+        return (
+            Finding("certificate", "ok", told) if left > _EXPIRES_SOON else Finding("certificate", "warn", told, advice)
+        )
+
     def _metrics(self) -> Iterator[Finding]:
         answer = self._get("/metrics")
         found = metrics(answer.content.decode(errors="replace")) if answer.status == 200 else {}
@@ -292,6 +306,8 @@ class _Server:
             yield Finding("queue", "warn", told, "more workers or slots; is there a worker in every pool?")
         else:
             yield Finding("queue", "ok", "nothing that is due waits for long")
+        if expires := found.get("tocsin_tls_expires_timestamp_seconds"):
+            yield self._certificate(datetime.fromtimestamp(expires, UTC) - self._now)
         skew = timedelta(seconds=found.get("tocsin_clock_skew_seconds", 0))
         if abs(skew) > timedelta(seconds=1):
             told = f"the server's clock is {length(abs(skew))} off the database's"

@@ -17,6 +17,10 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")]
 Database = Annotated[str | None, typer.Option(help="PostgreSQL to use.", metavar="URL")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow listening beyond loopback without TLS.")]
+TlsCert = Annotated[
+    str | None, typer.Option(help="Certificate and chain, in PEM: the API speaks HTTPS.", metavar="FILE")
+]
+TlsKey = Annotated[str | None, typer.Option(help="Its private key, unless in the same file.", metavar="FILE")]
 Module = Annotated[
     str | None, typer.Argument(help="Python functions to serve.", metavar="[module:app]", show_default=False)
 ]
@@ -55,19 +59,32 @@ def up(
     port: Port = None,
     database: Database = None,
     insecure: Insecure = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     workers: Annotated[int, typer.Option(min=0, help="How many workers.", metavar="N")] = 1,
     slots: Slots = None,
 ) -> None:
     """Run everything on this machine: PostgreSQL, the server and workers."""
-    settings = load_settings(host=host, port=port, database_url=database, insecure=insecure or None)
+    settings = load_settings(
+        host=host, port=port, database_url=database, insecure=insecure or None, tls_cert=tls_cert, tls_key=tls_key
+    )
     from tocsin.cli.up import up as run_up
 
     raise typer.Exit(run_up(settings, workers=workers, slots=slots, module=module))
 
 
-def server(host: Host = None, port: Port = None, database: Database = None, insecure: Insecure = False) -> None:
+def server(
+    host: Host = None,
+    port: Port = None,
+    database: Database = None,
+    insecure: Insecure = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
     """Run one server node."""
-    settings = load_settings(host=host, port=port, database_url=database, insecure=insecure or None)
+    settings = load_settings(
+        host=host, port=port, database_url=database, insecure=insecure or None, tls_cert=tls_cert, tls_key=tls_key
+    )
     from tocsin.node.assemble import serve
 
     raise typer.Exit(serve(settings))
@@ -103,6 +120,7 @@ def worker(
     code = run(
         url=found.url,
         key=found.key,
+        ca=found.ca,
         module=module,
         pool=pool,
         slots=slots or _default_slots(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
-import ipaddress
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,6 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from tocsin.client.credentials import trust
 from tocsin.errors import SetupError
 from tocsin.settings import Settings, default_home
 from tocsin.store.embedded import Embedded, die_with_parent
@@ -49,7 +50,7 @@ Child = subprocess.Popen[bytes]
 
 def up(settings: Settings, *, workers: int = 1, slots: int | None = None, module: str | None = None) -> int:
     """Run everything on this machine until Ctrl-C or SIGTERM; answers the exit code."""
-    _refuse_open_doors(settings)
+    settings.refuse_open_doors()
     needs_database = not settings.database_url
     home = prepare_home(settings.home, database_account() if needs_database else None)
     settings = replace(settings, home=home)
@@ -71,15 +72,17 @@ def up(settings: Settings, *, workers: int = 1, slots: int | None = None, module
 
 
 def _start(tree: _Tree, settings: Settings, worker_commands: Sequence[list[str]]) -> None:
-    url = local_url(settings.host, settings.port)
+    url, ca = own_url(settings), os.environ.get("TOCSIN_CA", "")
     if tree.database is not None:
         settings = replace(settings, database_url=tree.database.start())
         tree.watch_database()
     if not settings.master_key:
         ensure_key_file(settings.home)
-    credentials = _bootstrap(settings, url)
+    credentials = _bootstrap(settings, url, ca)
     server = tree.add("server", _tocsin("server"), server_environment(settings, os.environ))
     _wait_until_ready(server.process, settings)
+    if settings.tls_cert:
+        _require_trust(url, ca)
     environment = worker_environment(settings, os.environ, url, credentials["worker_key"])
     for number, command in enumerate(worker_commands, start=1):
         name = "worker" if len(worker_commands) == 1 else f"worker {number}"
@@ -94,26 +97,16 @@ def _say(line: str) -> None:
 # ── before anything starts ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _refuse_open_doors(settings: Settings) -> None:
-    if not settings.insecure and not is_loopback(settings.host):
-        raise SetupError(
-            f"{settings.host} is reachable from other machines, and Tocsin speaks plain HTTP: keys would cross the "
-            "network readable. Put a proxy with TLS in front of 127.0.0.1, or set TOCSIN_INSECURE=true to do it anyway."
-        )
+def local_url(settings: Settings) -> str:
+    """How to reach a server on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(settings.host, settings.host)
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://[{host}]:{settings.port}" if ":" in host else f"{scheme}://{host}:{settings.port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address. Of names only `localhost` is believed."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def local_url(host: str, port: int) -> str:
-    """How to reach a server on this machine that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+def own_url(settings: Settings) -> str:
+    """How workers and commands on this machine reach the server: with TLS by the name that the certificate has."""
+    return settings.public_url if settings.tls_cert and settings.public_url else local_url(settings)
 
 
 def _require_free_port(settings: Settings, *, patient: bool) -> None:
@@ -147,11 +140,11 @@ def _explain_port(settings: Settings, problem: OSError) -> str:
 # ── credentials ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _bootstrap(settings: Settings, url: str) -> dict[str, str]:
+def _bootstrap(settings: Settings, url: str, ca: str) -> dict[str, str]:
     """Migrate the database and make sure of our keys, which stay the same for as long as they are valid."""
     known = read_credentials(settings.credentials_file)
     found = _in_a_fork(lambda: _prepare_database(settings, known))
-    stored = {"url": url, "key": found["key"], "worker_key": found["worker_key"]}
+    stored = {"url": url, "key": found["key"], "worker_key": found["worker_key"]} | ({"ca": ca} if ca else {})
     if stored != known:
         text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in stored.items())
         write_private(settings.credentials_file, f"# Written by `tocsin up`; read by the tocsin command.\n{text}")
@@ -170,7 +163,7 @@ def read_credentials(path: Path) -> dict[str, str]:
         stored = tomllib.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return {name: value for name in ("url", "key", "worker_key") if isinstance(value := stored.get(name), str)}
+    return {name: value for name in ("url", "key", "worker_key", "ca") if isinstance(value := stored.get(name), str)}
 
 
 def _in_a_fork(task: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -252,7 +245,8 @@ def server_environment(settings: Settings, outer: Mapping[str, str]) -> dict[str
 
 def worker_environment(settings: Settings, outer: Mapping[str, str], url: str, key: str) -> dict[str, str]:
     """The same without the database and the master key: a worker lives outside the wall, even here."""
-    return _common_environment(settings, outer) | {"TOCSIN_URL": url, "TOCSIN_WORKER_KEY": key}
+    trusted = {"TOCSIN_CA": outer["TOCSIN_CA"]} if outer.get("TOCSIN_CA") else {}
+    return _common_environment(settings, outer) | trusted | {"TOCSIN_URL": url, "TOCSIN_WORKER_KEY": key}
 
 
 def _common_environment(settings: Settings, outer: Mapping[str, str]) -> dict[str, str]:
@@ -277,7 +271,7 @@ def _as_text(value: object) -> str:
 def _wait_until_ready(server: Child, settings: Settings) -> None:
     begun = time.monotonic()
     next_word = begun + 5
-    while not _is_ready(settings.host, settings.port):
+    while not _is_ready(settings):
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = server.wait(timeout=0.03)
             raise SetupError(f"the server stopped at its start ({_ending(code)}); the lines above say why")
@@ -286,14 +280,36 @@ def _wait_until_ready(server: Child, settings: Settings) -> None:
             next_word += 5
 
 
-def _is_ready(host: str, port: int) -> bool:
-    address = local_url(host, port).removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=2)
+def _is_ready(settings: Settings) -> bool:
+    """Whether our own child answers; nothing is told to it that only the right one may hear."""
+    address = local_url(settings).partition("://")[2]
+    if settings.tls_cert:
+        anybody = ssl.create_default_context()
+        anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(address, timeout=2, context=anybody)
+    else:
+        connection = http.client.HTTPConnection(address, timeout=2)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
+
+
+def _require_trust(url: str, ca: str) -> None:
+    """Find out now, not from each worker and command, that they will not believe the certificate."""
+    connection = http.client.HTTPSConnection(url.partition("://")[2], timeout=10, context=trust(url, ca))
+    try:
+        connection.connect()
+    except ssl.SSLCertVerificationError as error:
+        raise SetupError(
+            f"{url} cannot be trusted: {error.verify_message}. TOCSIN_PUBLIC_URL says by which name of its certificate "
+            "the server is reached, TOCSIN_CA which file has the authority."
+        ) from None
+    except OSError as error:
+        raise SetupError(f"{url} cannot be reached: {error}; TOCSIN_PUBLIC_URL says how it can") from None
     finally:
         connection.close()
 

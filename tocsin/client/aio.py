@@ -26,7 +26,7 @@ from tocsin.client.core import (
     refusal,
 )
 from tocsin.client.facade import Calls
-from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, trust, unreachable
+from tocsin.client.session import DEFAULT_RETRIES, DEFAULT_TIMEOUT, headers, timeouts, unreachable
 from tocsin.client.stream import LOOK_AGAIN, SILENCE_SECONDS, Event, Stream, id_of, is_over, may_end
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ class AsyncClient(Calls):
         self.url = found.url
         self._retries = retries
         self._http = httpx.AsyncClient(
-            base_url=found.url, headers=headers(found, tenant), timeout=timeouts(timeout), verify=trust(found)
+            base_url=found.url,
+            headers=headers(found, tenant),
+            timeout=timeouts(timeout),
+            verify=found.trust(),
         )
 
     async def send(self, call: Call[T]) -> T:

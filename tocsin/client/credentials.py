@@ -8,10 +8,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tocsin.errors import SetupError
 from tocsin.settings import default_home
+
+if TYPE_CHECKING:
+    import ssl
 
 Purpose = Literal["client", "worker"]
 
@@ -24,16 +27,21 @@ _KEY_NAMES: dict[Purpose, tuple[tuple[str, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A server's URL and a key for it."""
+    """A server's URL and a key for it. `ca`: a file with the authorities to trust instead of the system's."""
 
     url: str
     key: str = field(repr=False)
+    ca: str = ""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise SetupError(f"the server's URL must begin with http:// or https://, not {self.url[:40]!r}")
         if not self.key or not all("!" <= letter <= "~" for letter in self.key):
             raise SetupError("the key is empty or holds characters that no key has; was it copied whole?")
+
+    def trust(self) -> ssl.SSLContext:
+        """Whom to trust there."""
+        return trust(self.url, self.ca)
 
 
 def find(
@@ -43,13 +51,15 @@ def find(
     purpose: Purpose = "client",
     environ: Mapping[str, str] | None = None,
 ) -> Credentials:
-    """Credentials from what is given, `TOCSIN_URL` and `TOCSIN_KEY`, or `credentials.toml`, in this order."""
+    """Credentials from what is given, `TOCSIN_URL` and `TOCSIN_KEY`, or `credentials.toml`, in this order; whom to
+    trust from `TOCSIN_CA`, or the file."""
     environ = os.environ if environ is None else environ
     names, name_in_file = _KEY_NAMES[purpose]
     url = url or environ.get("TOCSIN_URL")
     key = key or next((environ[name] for name in names if environ.get(name)), None)
+    ca = environ.get("TOCSIN_CA", "")
     if url and key:
-        return Credentials(url.rstrip("/"), key)
+        return Credentials(url.rstrip("/"), key, ca)
     path = _file(environ)
     stored = _read(path)
     found_url = url or stored.get("url")
@@ -60,7 +70,20 @@ def find(
         raise SetupError(f"no server is known: set TOCSIN_URL and {names[0]}, or run `tocsin up` (looked in {path})")
     if not found_key:
         raise SetupError(f"no key is known for {found_url}: set {names[0]} (looked in {path})")
-    return Credentials(found_url.rstrip("/"), found_key)
+    return Credentials(found_url.rstrip("/"), found_key, ca or (stored.get("ca", "") if same_server else ""))
+
+
+def trust(url: str, ca: str) -> ssl.SSLContext:
+    """Whom to trust: the authorities in the file `ca`, else the system's. Plain HTTP gets a context that trusts nobody:
+    reading the authorities outlasts a call."""
+    import ssl
+
+    if not url.startswith("https:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        return ssl.create_default_context(cafile=ca or None)
+    except OSError as error:
+        raise SetupError(f"the authorities in TOCSIN_CA ({ca}) cannot be read: {error}") from None
 
 
 def find_editor(environ: Mapping[str, str] | None = None) -> Credentials | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-
 import httpx
 
 from tocsin import __version__
@@ -23,11 +21,6 @@ def headers(credentials: Credentials, tenant: str | None) -> dict[str, str]:
 def timeouts(seconds: float) -> httpx.Timeout:
     """Patience for an answer, but little for a connection: nobody listens, or somebody does at once."""
     return httpx.Timeout(seconds, connect=min(seconds, 5.0))
-
-
-def trust(credentials: Credentials) -> ssl.SSLContext | bool:
-    """Whom to trust. Plain HTTP gets a context that trusts nobody: reading the authorities outlasts a call."""
-    return True if credentials.url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def unreachable(url: str, error: httpx.RequestError) -> Unreachable:

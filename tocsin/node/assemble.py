@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
@@ -42,8 +43,10 @@ from tocsin.node.planner import Planner
 from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
 from tocsin.node.sealer import Anchorer, Sealer
 from tocsin.node.server.app import build
+from tocsin.node.server.edge import Edge, common_headers
 from tocsin.node.server.http import Authenticator
 from tocsin.node.server.protocol import HttpServer
+from tocsin.node.server.tls import Certificate
 from tocsin.node.tails import Tails
 from tocsin.node.whisper import Whisper
 from tocsin.settings import Settings
@@ -56,6 +59,7 @@ from tocsin.telemetry import get_logger, setup_logging
 
 log = get_logger("node")
 _PATIENCE = 30.0  # seconds for a database that is starting, or failing over, when the server starts
+_OWN_FILES = 256  # for PostgreSQL, object storage and whatever else is not a caller's
 _GRACE_SECONDS = 10.0  # for requests under way when the server is told to go
 
 
@@ -75,6 +79,7 @@ class Node:
         parcels = Parcels(self.db, self.objects)
         self.payloads = Payloads(self.db, self.master_keys, self.data_keys, parcels)
         self.contents = Contents(self.data_keys, parcels)
+        self.edge = Edge(settings)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
@@ -233,13 +238,19 @@ def serve(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
+    certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     node = Node(settings)
     await node.start()
     await node.db.warm_up()
-    server = HttpServer(build(node))
+    server = HttpServer(
+        build(node),
+        common=common_headers(settings),
+        most=min(settings.connections, _room_for_connections()),
+        trusted=node.edge.is_proxy,
+    )
     try:
         with _signals(asyncio.get_running_loop(), node.leave.set):
-            await _listen(server, settings)
+            await _listen(server, settings, certificate)
             await node.leave.wait()
             node.gateway.end_polls()
             node.events.end_streams()
@@ -247,14 +258,28 @@ async def _serve(settings: Settings) -> int:
             await server.stop(_GRACE_SECONDS)
     finally:
         await node.stop()
+        if certificate is not None:
+            await certificate.stop()
     return int(node.retired)
 
 
-async def _listen(server: HttpServer, settings: Settings) -> None:
+async def _listen(server: HttpServer, settings: Settings, certificate: Certificate | None) -> None:
     try:
-        await server.start(settings.host, settings.port)
+        if certificate is None:
+            await server.start(settings.host, settings.port)
+        else:
+            certificate.start()
+            await server.start(settings.host, settings.port, certificate.context)
     except OSError as error:
         raise SetupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+
+
+def _room_for_connections() -> int:
+    """How many files this process may have open, less those that it needs itself: who accepts more callers than that
+    can neither answer them nor reach its database."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return max(10, most - _OWN_FILES) if most != resource.RLIM_INFINITY else sys.maxsize
 
 
 class _signals:
@@ -311,15 +336,4 @@ def _url(settings: Settings) -> str:
 
 def _check(settings: Settings) -> None:
     _url(settings)
-    if not settings.insecure and not _is_loopback(settings.host):
-        raise SetupError(
-            f"refusing to listen on {settings.host} without TLS: anybody on the network could read the keys; "
-            "listen on 127.0.0.1 behind a proxy that ends TLS, or say --insecure"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    settings.refuse_open_doors()

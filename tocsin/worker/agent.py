@@ -40,6 +40,7 @@ class Agent:
         *,
         url: str,
         key: str,
+        ca: str = "",
         module: str | None,
         pool: str,
         slots: int,
@@ -49,7 +50,7 @@ class Agent:
         editor: Credentials | None = None,
         settings: Settings,
     ) -> None:
-        self._link = Link(url, key)
+        self._link = Link(url, key, ca)
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._resources = resources or {}
         self._editor = editor

@@ -42,7 +42,8 @@ async def declare(jobs: list[Document], credentials: Credentials | None, workflo
         log.warning("the jobs of the module are not made: no TOCSIN_KEY is known", jobs=names)
         return
     headers = {"Authorization": f"Bearer {credentials.key}"}
-    async with aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT) as session:
+    connector = aiohttp.TCPConnector(ssl=credentials.trust())
+    async with aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT, connector=connector) as session:
         api = _Api(session, credentials.url)
         try:
             for job in jobs:

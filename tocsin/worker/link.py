@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 
 from tocsin import wire
+from tocsin.client.credentials import trust
 from tocsin.errors import TocsinError
 
 _MSGPACK = "application/msgpack"
@@ -48,15 +49,16 @@ class _Problem(msgspec.Struct):
 class Link:
     """One server, one key. Holds no state of the worker."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, ca: str = "") -> None:
         self.url = url.rstrip("/")
+        self._trust = trust(self.url, ca)
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": _MSGPACK, "Accept": _MSGPACK}
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Link:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=8, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(limit=8, keepalive_timeout=60, ssl=self._trust),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self

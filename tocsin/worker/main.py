@@ -16,6 +16,7 @@ def run(
     *,
     url: str,
     key: str,
+    ca: str = "",
     module: str | None,
     pool: str,
     slots: int,
@@ -36,6 +37,7 @@ def run(
         agent = Agent(
             url=url,
             key=key,
+            ca=ca,
             module=module,
             pool=pool,
             slots=slots,

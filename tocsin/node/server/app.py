@@ -35,11 +35,16 @@ def build(node: Node) -> Respond:
         places.add("GET", path, open_to_all)
     places.add("GET", "/v1/payloads/{token}", _payload(node))
 
+    edge = node.edge
+
     async def serve(request: Request) -> Reply:
-        return await places.find(request)(request)
+        edge.admit(request)
+        return edge.preflight(request) or await places.find(request)(request)
 
     async def respond(request: Request) -> Reply:
-        return await answered(node, serve, request)
+        reply = await answered(node, serve, request)
+        edge.share(request, reply)
+        return reply
 
     return respond
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import ipaddress
 import os
 import re
 import time
@@ -55,7 +53,6 @@ _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_VALUE = 1024  # characters of a query parameter
 _SAFE = frozenset(("GET", "HEAD"))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
-_LOOPBACK = frozenset(("127.0.0.1", "::1"))
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
@@ -78,7 +75,7 @@ class Authenticator:
             raise Unauthorized("give one header `Authorization: Bearer <key>`", headers={"www-authenticate": "Bearer"})
         if key.startswith(keys.RUN_PREFIX):
             return self._attempt(request, key)
-        who = await self._known_or_found(key)
+        who = await self._known_or_found(request, key)
         if slug := request.headers.get("tocsin-tenant"):
             if not _SLUG.fullmatch(slug):
                 raise NotFound("there is no such tenant")
@@ -89,20 +86,24 @@ class Authenticator:
         """A run that calls with its own token: it is known in its own place alone."""
         who = self._node.gateway.tokens.read(token, request.params.get("id", ""))
         if who is None:
+            self._node.edge.failed(request)
             raise Unauthorized("this is not the token of this run", headers={"www-authenticate": "Bearer"})
         return who
 
-    async def _known_or_found(self, key: str) -> Identity:
+    async def _known_or_found(self, request: Request, key: str) -> Identity:
         fingerprint = hashlib.sha256(key.encode()).digest()
         now = time.monotonic()
         found = self._known.get(fingerprint)
         if found is not None and now - found[0] < _KEY_TTL:
             return found[1]
+        if found is None:
+            self._node.edge.hold_back(request)
         # A key that was good a moment ago does not queue up with the rest: a worker's heartbeat may wait for it.
         pool = "engine" if found is None else "vital"
         holder = await keys.identify(self._node.db, self._node.key_hashes, key, pool)
         if holder is None:
             self._known.pop(fingerprint, None)
+            self._node.edge.failed(request)
             raise Unauthorized("this key is not known, or it was revoked", headers={"www-authenticate": "Bearer"})
         if len(self._known) > 10_000:
             self._known.clear()
@@ -333,9 +334,15 @@ def endpoint(
     kept = kept_by(path)
 
     async def serve(request: Request) -> Reply:
-        if request.query_string and any(name in ("key", "access_token") for name, _ in request.query):
-            raise BadRequest("a key never goes into a URL", code="key_in_url")
         who = await node.authenticator.identify(request)
+        if permission == "worker.serve":
+            return await serve_limited(request, who)
+        told = node.edge.count(who.key_id)
+        reply = await serve_limited(request, who)
+        reply.headers = told if reply.headers is None else reply.headers | told
+        return reply
+
+    async def serve_limited(request: Request, who: Identity) -> Reply:
         if not allowed(who.role, permission):
             raise Forbidden(f"a key with role {who.role} may not do this")
         if parameters is not None and request.query_string:
@@ -352,7 +359,7 @@ def endpoint(
         if who.suspended and who.role != "platform":
             raise Forbidden("the tenant is suspended: its keys only read", code="tenant_suspended")
         name = _request_id(request)
-        who = who._replace(address=_address(request), request_id=name)
+        who = who._replace(address=node.edge.address(request), request_id=name)
         reply = await handler(Call(node, request, who, await read_body(request, body_limit)))
         reply.headers = {"x-request-id": name} | (reply.headers or {})
         return reply
@@ -379,16 +386,6 @@ def _request_id(request: Request) -> str:
     """What the caller, or a proxy before us, names this call by; else a name of our own."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else os.urandom(12).hex()
-
-
-def _address(request: Request) -> str:
-    """Where the call comes from. What a proxy tells is believed if it stands on this very machine, and of that only
-    the last word, which is its own."""
-    peer = request.address
-    if peer in _LOOPBACK and (told := request.headers.get("x-forwarded-for")):
-        with contextlib.suppress(ValueError):
-            return str(ipaddress.ip_address(told.rpartition(",")[2].strip()))
-    return peer
 
 
 async def answered(node: Node, serve: Endpoint, request: Request) -> Reply:

@@ -4,7 +4,8 @@ Ours, because no ASGI server answers 408 to a slow caller or 431 before it has r
 answer here is one write without a chain of wrappers: a third of the CPU of a small call went into those.
 
 What a caller may cost: headers and bodies are bounded, a request has to arrive within a time, a caller that stops
-reading is cut, and what it sends ahead of its turn stays in the kernel.
+reading is cut, and what it sends ahead of its turn stays in the kernel. Connections are counted, in all and by address;
+when they become many, those that rest are closed sooner.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import ssl
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from email.utils import formatdate
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
 
 import httptools
 
-from tocsin.errors import ApiProblem, BadRequest, HeadersTooLarge, RequestTimeout, TooLarge
-from tocsin.telemetry import get_logger
+from tocsin.errors import ApiProblem, BadRequest, HeadersTooLarge, RequestTimeout, TooLarge, Unavailable
+from tocsin.telemetry import CONNECTIONS_REFUSED, get_logger
 from tocsin.wire import encode
 
 log = get_logger("server")
@@ -32,7 +35,10 @@ _MOST_HEAD = MOST_HEADER_BYTES + 16_384  # the request line and the headers as t
 _AHEAD = 262_144  # bytes of a body that are read before anybody asks for them
 _HEAD_SECONDS = 10.0
 _BODY_SECONDS, _BODY_RATE = 30.0, 16_384  # a body has so long, and a second more for each so many bytes that came
-_IDLE_SECONDS = 75.0
+_IDLE_SECONDS, _CROWDED_IDLE_SECONDS = 75.0, 5.0
+_CROWDED = 0.75  # of all connections that may be
+_ONE_ADDRESS = 0.25  # of them may come from one
+_HANDSHAKE_SECONDS = 10.0
 _STALLED_SECONDS = 30.0  # a caller that does not read its answer
 _LINGER_SECONDS = 1.0
 _TICK = 1.0
@@ -198,10 +204,12 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._streaming = False
         self._paused = False
+        self._resting = False
         self._deaf = False  # nothing more is read: the connection ends with an answer given or under way
         self._last: ApiProblem | None = None  # said after the answer under way
         self._can_write: asyncio.Future[None] | None = None
         self.lost = False
+        self.admitted = False
         self.peer = ""
         self.deadline = time.monotonic() + _HEAD_SECONDS
 
@@ -210,7 +218,11 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self.peer = str((transport.get_extra_info("peername") or [""])[0])
-        self._server.connections.add(self)
+        self.admitted = self._server.admit(self)
+        if not self.admitted:
+            text = "there are too many connections, in all or from this address"
+            self._refuse(Unavailable(text, code="too_many_connections", headers={"retry-after": "5"}))
+            self._transport.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.lost = True
@@ -270,6 +282,8 @@ class HttpConnection(asyncio.Protocol):
         try:
             url = httptools.parse_url(self._url)
             path = url.path.decode("ascii") if url.path else "/"
+            if url.host:  # what a whole URL names goes before the header (RFC 9112, 3.2.2)
+                self._headers["host"] = url.host.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
             self._refuse(BadRequest("this is not a URL", code="malformed_http"))
             return
@@ -321,6 +335,10 @@ class HttpConnection(asyncio.Protocol):
                 self._write(request, reply)
             else:
                 await self._write_stream(request, reply, reply.stream)
+            if self._can_write is not None:  # who asks on without reading gets nothing more
+                await self._can_write
+            if self.lost:
+                return
         except ClientGone:
             return
         except Exception as error:
@@ -363,9 +381,7 @@ class HttpConnection(asyncio.Protocol):
         self._streaming = False
 
     def _head(self, request: Request, reply: Reply, length: bytes) -> bytes:
-        lines = f"content-type: {reply.media_type}\r\n"
-        if reply.headers:
-            lines += "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
+        lines = f"content-type: {reply.media_type}\r\n" + self._server.head_lines(reply.headers)
         if not request.keep_alive or not request.complete or self._deaf or self._server.leaving:
             request.keep_alive = False
             lines += "connection: close\r\n"
@@ -383,7 +399,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _rest(self) -> None:
-        """Until when the caller must have done what we wait for: send the rest of a body, or something new."""
+        """Until when the caller must have done what we wait for: read, send the rest of a body, or something new."""
+        if self._can_write is not None:
+            return
+        self._resting = self._serving is None
         if self._serving is None:
             self.deadline = time.monotonic() + _IDLE_SECONDS
         elif self._serving.complete:
@@ -420,9 +439,10 @@ class HttpConnection(asyncio.Protocol):
             self._resume()
             self._loop.call_later(_LINGER_SECONDS, self._transport.close)
 
-    def look_at_clock(self, now: float) -> None:
-        """Cut a caller whose time is up."""
-        if now < self.deadline:
+    def look_at_clock(self, now: float, hurry: float = 0.0) -> None:
+        """Cut a caller whose time is up; one that rests, `hurry` seconds before that."""
+        rests = self._resting and not self._head_bytes
+        if now < self.deadline - (hurry if rests else 0.0):
             return
         self.deadline = float("inf")
         if self._can_write is not None:
@@ -444,23 +464,50 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
 
-class HttpServer:
-    """Listens, and passes each request to `respond`."""
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
-    def __init__(self, respond: Respond) -> None:
+
+class HttpServer:
+    """Listens, and passes each request to `respond`.
+
+    `common`: headers of every answer that has none of its own by that name; `most`: how many connections there may be
+    at once; `trusted`: whether an address may have all of them, because a proxy is there.
+    """
+
+    def __init__(
+        self,
+        respond: Respond,
+        *,
+        common: Mapping[str, str] = MappingProxyType({}),
+        most: int = 10_000,
+        trusted: Callable[[str], bool] = lambda _address: False,
+    ) -> None:
         self.respond = respond
+        self._common, self._common_lines = common, _lines(common)
         self.connections: set[HttpConnection] = set()
         self.leaving = False
         self.date = b""
+        self._most, self._most_of_one = most, max(1, int(most * _ONE_ADDRESS))
+        self._trusted = trusted
+        self._by_address: Counter[str] = Counter()
         self._emptied = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._clock: asyncio.TimerHandle | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Accept callers; answers the port, which the system chooses if it is 0."""
         loop = asyncio.get_running_loop()
         self._tick(loop)
-        self._listener = await loop.create_server(lambda: HttpConnection(self), host, port, backlog=2048)
+        self._listener = await loop.create_server(
+            lambda: HttpConnection(self),
+            host,
+            port,
+            backlog=2048,
+            ssl=tls,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS if tls else None,
+            ssl_shutdown_timeout=_LINGER_SECONDS if tls else None,
+        )
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self, grace: float) -> None:
@@ -478,9 +525,32 @@ class HttpServer:
         if self._clock is not None:
             self._clock.cancel()
 
+    def admit(self, connection: HttpConnection) -> bool:
+        """Count a new connection in, unless there are too many."""
+        of_one = self._by_address[connection.peer]
+        if len(self.connections) >= self._most or (of_one >= self._most_of_one and not self._trusted(connection.peer)):
+            CONNECTIONS_REFUSED.inc()
+            return False
+        self._by_address[connection.peer] = of_one + 1
+        self.connections.add(connection)
+        return True
+
+    def head_lines(self, own: Mapping[str, str] | None) -> str:
+        """The lines of an answer's own headers and of the common ones."""
+        if not own:
+            return self._common_lines
+        if self._common.keys().isdisjoint(own):
+            return self._common_lines + _lines(own)
+        return _lines({**self._common, **own})
+
     def forget(self, connection: HttpConnection) -> None:
         """It is closed."""
+        if not connection.admitted:
+            return
         self.connections.discard(connection)
+        self._by_address[connection.peer] -= 1
+        if not self._by_address[connection.peer]:
+            del self._by_address[connection.peer]
         if self.leaving and not self.connections:
             self._emptied.set()
 
@@ -488,6 +558,8 @@ class HttpServer:
         """Once a second, for all: a timer per request would cost more than the request's headers."""
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
         now = time.monotonic()
+        crowded = len(self.connections) > self._most * _CROWDED
+        hurry = _IDLE_SECONDS - _CROWDED_IDLE_SECONDS if crowded else 0.0
         for connection in list(self.connections):
-            connection.look_at_clock(now)
+            connection.look_at_clock(now, hurry)
         self._clock = loop.call_later(_TICK, self._tick, loop)

@@ -1,0 +1,120 @@
+"""Callers who cost more than they may, over real sockets: others go on meanwhile, and memory does not grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.cluster.cluster import until
+from tests.node.test_protocol import Desk, Line
+from tocsin.node.server import protocol
+from tocsin.node.server.protocol import HttpServer, Reply, Request
+
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+    """A server for twenty connections, of which one address may have them all."""
+    monkeypatch.setattr(protocol, "_TICK", 0.02)
+    monkeypatch.setattr(protocol, "_LINGER_SECONDS", 0.2)
+    desk = Desk()
+    desk.http = HttpServer(desk._respond, most=20, trusted=lambda _address: True)
+    desk.port = await desk.http.start("127.0.0.1", 0)
+    yield desk
+    await desk.http.stop(grace=1.0)
+
+
+async def reached(desk: Desk, number: int) -> None:
+    """There are so many connections, as the server sees it."""
+
+    async def counted() -> bool:
+        return len(desk.http.connections) == number
+
+    await until(f"{number} connections", counted, 10)
+
+
+async def fill(desk: Desk, number: int, said: bytes = b"") -> list[Line]:
+    """So many more callers, who say this much."""
+    before = len(desk.http.connections)
+    lines = [(await desk.call()).say(said) for _ in range(number)]
+    await reached(desk, before + number)
+    return lines
+
+
+async def test_one_connection_too_many_is_told_so(desk: Desk) -> None:
+    lines = await fill(desk, 20)
+    late = await desk.call()
+    status, headers, body = await late.hear()
+    assert (status, headers["retry-after"]) == (503, "5") and b"too_many_connections" in body
+    assert await late.is_over()
+    lines[0].writer.close()
+    await reached(desk, 19)
+    assert (await (await desk.call()).say(GET).hear())[0] == 200
+
+
+async def test_one_address_does_not_take_all(desk: Desk) -> None:
+    desk.http._trusted = lambda _address: False
+    lines = await fill(desk, 5)
+    assert (await (await desk.call()).hear())[0] == 503, "a quarter is for one"
+    lines.pop().writer.close()
+    await reached(desk, 4)
+    assert (await (await desk.call()).say(GET).hear())[0] == 200
+
+
+async def test_many_slow_heads_are_cut_and_others_go_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
+    slow = await fill(desk, 18, b"GET / HTTP/1.1\r\nx-slow: ")
+    other = await desk.call()
+    assert (await other.say(GET).hear())[0] == 200
+    assert [(await line.hear())[0] for line in slow] == [408] * 18
+    assert all([await line.is_over() for line in slow])
+    assert (await (await desk.call()).say(GET).hear())[0] == 200
+
+
+async def test_a_byte_now_and_then_does_not_keep_a_head_alive(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
+    line = await desk.call()
+    line.say(b"GET / HTTP/1.1\r\nx: ")
+    answer = asyncio.ensure_future(line.hear())
+    while not answer.done():
+        line.say(b"a")
+        await asyncio.wait([answer], timeout=0.05)
+    assert answer.result()[0] == 408
+
+
+async def test_a_byte_now_and_then_does_not_keep_a_body_alive(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_BODY_SECONDS", 0.3)
+    line = await desk.call()
+    line.say(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
+    answer = asyncio.ensure_future(line.hear())
+    while not answer.done():
+        line.say(b"a")
+        await asyncio.wait([answer], timeout=0.05)
+    assert answer.result()[0] == 408
+
+
+async def test_who_rests_goes_sooner_when_there_are_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_CROWDED_IDLE_SECONDS", 0.1)
+    resting = await fill(desk, 10)
+    for line in resting:
+        assert (await line.say(GET).hear())[0] == 200
+    silent = [await desk.call() for _ in range(8)]
+    assert all([await line.is_over() for line in resting]), "they would have had more than a minute"
+    await reached(desk, len(silent))  # who has just come has time to say something
+
+
+async def test_who_asks_on_without_reading_is_answered_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_STALLED_SECONDS", 0.3)
+
+    async def much(_request: Request) -> Reply:
+        return Reply(b"a" * 1_000_000)
+
+    desk.handler = much
+    line = await desk.call()
+    line.say(GET * 1000)
+    await asyncio.wait_for(desk.called.wait(), 5)
+    await reached(desk, 0)
+    assert len(desk.seen) < 20, "no more than the kernel's buffers took"
