@@ -91,10 +91,7 @@ async def _refuse_another(connection: Connection, who: Identity, job_id: str, as
         raise Conflict(f"{MOST_OPEN} backfills are open, and more would wait anyway", code="too_many_backfills")
     other = await connection.fetchval(SQL["another"], who.tenant_id, job_id, asked.from_, asked.to, args)
     if other is not None:
-        message = (
-            f"backfill {other} is at some of these instants already, with the same args: wait for it, or cancel it"
-        )
-        raise Conflict(message, code="backfill_overlaps")
+        raise Conflict(f"backfill {other} fills some of it already: let it end, or cancel it", code="backfill_overlaps")
 
 
 def _kept_args(who: Identity, job: Row, asked: Asked) -> str | None:
