@@ -1,4 +1,4 @@
-"""`tocsin job`: create, put, update, list, show, versions, pause, resume, cancel, delete, run, occurrences."""
+"""`tocsin job`: create, put, update, list, show, versions, pause, resume, cancel, delete, run, backfill, …"""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tocsin.cli import jobspec
+from tocsin.cli import backfill, jobspec
 from tocsin.cli.output import (
     Column,
     Document,
@@ -287,6 +287,9 @@ def run(
         answer = client.run_job(find_job_id(client, job), given, at=at, priority=priority, sensitive=sensitive)
     told = f"run {answer['id']} {answer.get('state', '')}; tocsin run logs -f {answer['id']}"
     print_done(answer, told, as_json, ids)
+
+
+app.command("backfill")(backfill.begin)
 
 
 def _span(item: Document) -> str:

@@ -1,11 +1,12 @@
-"""Lists that go on: drawn again in place at a terminal, one line per change in a pipe."""
+"""What goes on: lists and progress, drawn again in place at a terminal, told in few lines in a pipe."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import typer
 
@@ -19,6 +20,7 @@ WATCH_SECONDS = 1.0
 _ROWS_BESIDE = 3  # the head, the line below, and the one the cursor is left on
 
 Fetch = Callable[[int], Sequence[Document]]
+T = TypeVar("T")
 
 
 class Changes:
@@ -61,11 +63,11 @@ class Changes:
 
 def watch(fetch: Fetch, columns: Sequence[Column], *, limit: int, as_json: bool) -> None:
     """Show a list until Ctrl-C. `fetch` answers at most so many of its items, newest first."""
-    source = _Patient(fetch)
+    source: _Patient[Sequence[Document]] = _Patient()
     if as_json or not sys.stdout.isatty():
         changes, told = Changes(columns), ""
         while True:
-            changes.print(source.read(limit or 500), as_json=as_json)
+            changes.print(source.read(partial(fetch, limit or 500)), as_json=as_json)
             if source.trouble and source.trouble != told:
                 typer.echo(f"tocsin: {source.trouble}", err=True)
             told = source.trouble
@@ -77,24 +79,56 @@ def watch(fetch: Fetch, columns: Sequence[Column], *, limit: int, as_json: bool)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as screen:
         while True:
             room = max(1, console.height - _ROWS_BESIDE)
-            screen.update(picture(source.read(min(limit or room, room)), columns, source.trouble), refresh=True)
+            items = source.read(partial(fetch, min(limit or room, room)))
+            screen.update(picture(items, columns, source.trouble), refresh=True)
             time.sleep(WATCH_SECONDS)
 
 
-class _Patient:
-    """Reads a list again and again; a server that is away for a while is waited for, unless it never was there."""
+class Step(NamedTuple):
+    """How far something is: so much of so much, in words, and whether that is the end."""
 
-    def __init__(self, fetch: Fetch) -> None:
-        self._fetch = fetch
-        self._last: Sequence[Document] | None = None
+    done: int
+    total: int
+    words: str
+    ended: bool
+
+
+def follow(fetch: Callable[[], Document], step: Callable[[Document], Step], title: str) -> Document:
+    """Read a document until it says that it has ended; a bar on a terminal's standard error shows how far it is."""
+    source: _Patient[Document] = _Patient()
+    if not sys.stderr.isatty():
+        while not step(document := source.read(fetch)).ended:
+            time.sleep(WATCH_SECONDS)
+        return document
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    words = TextColumn("{task.fields[words]}", markup=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), words)
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(plain(title), total=None, words="")
+        while True:
+            document = source.read(fetch)
+            now = step(document)
+            bar.update(task, completed=now.done, total=now.total, words=plain(source.trouble or now.words))
+            if now.ended:
+                return document
+            time.sleep(WATCH_SECONDS)
+
+
+class _Patient(Generic[T]):
+    """Reads the same again and again; a server that is away for a while is waited for, unless it never was there."""
+
+    def __init__(self) -> None:
+        self._last: T | None = None
         self.trouble = ""
 
-    def read(self, most: int) -> Sequence[Document]:
-        """The list as it is, or as it was last."""
+    def read(self, fetch: Callable[[], T]) -> T:
+        """What is there now, or was there last."""
         from tocsin.client.core import Unreachable
 
         try:
-            self._last, self.trouble = self._fetch(most), ""
+            self._last, self.trouble = fetch(), ""
         except Unreachable as error:
             if self._last is None:
                 raise

@@ -9,6 +9,7 @@ import typer
 from tocsin import __version__
 from tocsin.cli import (
     audit,
+    backfill,
     calendar,
     circuit,
     dead,
@@ -43,7 +44,23 @@ for command in (
     *(events.events, tools.doctor, tools.demo, tools.completion),
 ):
     app.command()(command)
-for room in (job, run, logs, report, dead, schedule, calendar, circuit, secret, fleet, pool, tenant, key, audit):
+for room in (
+    job,
+    run,
+    backfill,
+    logs,
+    report,
+    dead,
+    schedule,
+    calendar,
+    circuit,
+    secret,
+    fleet,
+    pool,
+    tenant,
+    key,
+    audit,
+):
     app.add_typer(room.app, name=room.__name__.rpartition(".")[2])
 
 

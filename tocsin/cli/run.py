@@ -85,6 +85,7 @@ def _fields(run: Document) -> Fields:
     yield "trigger", run.get("trigger") or ""
     yield "again of", run.get("origin_run_id") or ""
     yield "priority", str(run.get("priority", ""))
+    yield "stands for", local(run.get("logical_at"))
     yield "scheduled", when(run.get("scheduled_for"), now())
     yield "ready", when(run.get("ready_at"), now())
     yield "started", when(run.get("started_at"), now())

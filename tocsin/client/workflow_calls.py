@@ -110,12 +110,14 @@ def backfill(
     args: Mapping[str, Any] | None = None,
     max_concurrency: int | None = None,
     priority: int | None = None,
+    schedule: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
-    """Make the occurrences that a job or workflow had in a past range, as runs with their logical times; `dry_run` only
-    counts them."""
-    asked = {"args": args, "max_concurrency": max_concurrency, "priority": priority, "dry_run": dry_run or None}
+    """Make the occurrences that a job or workflow had in a past range, by its schedule or another, as runs with their
+    logical times; `dry_run` only counts them."""
+    asked = {"args": args, "max_concurrency": max_concurrency, "priority": priority, "schedule": schedule}
+    asked |= {"dry_run": dry_run or None}
     body = {"from": text_of(from_), "to": text_of(to)} | {k: v for k, v in asked.items() if v is not None}
     return post("v1", "jobs", job_id, "backfill", body=body, key=idempotency_key)
 
