@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of
 from tocsin.model.access import PERMISSIONS, ROLES, allowed
 from tocsin.node.server import routes, worker_routes
+from tocsin.node.server.edge import Edge
 from tocsin.node.server.openapi import _EXAMPLES
 from tocsin.node.server.operations import OPERATIONS
 
@@ -181,6 +183,7 @@ async def test_a_run_token_opens_its_own_run_alone(scene: Scene, houses: tuple[H
     mine, theirs = houses
     tenant = await scene.value("select id from tenants where slug = 'mine'")
     token = scene.node.gateway.tokens.make(tenant, mine.own["run"], 1)
+    scene.node.edge = Edge(replace(scene.node.settings, auth_failures_per_address=0))
     api = Api(scene.node, token)
     for method, path, permission in ALL:
         own = filled(path, mine.own[owner_of(path) or "shared"])
