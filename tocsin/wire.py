@@ -224,6 +224,12 @@ class TenantPatch(_Body):
     retention: RetentionPatch | UnsetType = UNSET
 
 
+class Confirmation(_Body):
+    """That a tenant is to be erased: its slug once more."""
+
+    confirm: Annotated[str, Meta(max_length=63)]
+
+
 # Without control, bidi and zero-width characters: what people read in lists and the audit.
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]*(?!\n)$"
 

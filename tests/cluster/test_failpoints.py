@@ -260,6 +260,19 @@ async def cancel_a_backfill(play: Play) -> None:
     assert [run["state"] for run in await play.runs(job_id)] == ["cancelled"] * 3
 
 
+@story("erase.before_commit", "erase.after_commit")
+async def erase_a_tenant(play: Play) -> None:
+    await play.post("/v1/tenants", {"slug": "acme"})
+    shown = await play.survive(lambda: play.send("DELETE", "/v1/tenants/acme", {"confirm": "acme"}, key="erase"))
+    assert shown["replayed"] and shown["erasure"]["asked_by"] == "key:tocsin up (platform)"
+    asked = await until("the record is sealed", lambda: _sealed(play, "tenant.erase"), 10)
+    assert len(asked) == 1
+
+
+async def _sealed(play: Play, action: str) -> list[Document]:
+    return (await play.get("/v1/audit", action=action))["items"]  # type: ignore[no-any-return]
+
+
 # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

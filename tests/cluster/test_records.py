@@ -17,7 +17,7 @@ import httpx
 
 from tests.conftest import Cluster
 from tocsin.clock import iso
-from tocsin.flow import archive, compact
+from tocsin.flow import archive, compact, erase
 from tocsin.model.ids import instant_of, lowest_id
 
 from .cluster import Server, Site, until
@@ -86,22 +86,31 @@ async def told(reply: httpx.Response) -> Document:
 
 async def ended_runs(place: Stage, api: httpx.AsyncClient, tenant: str) -> None:
     """Runs of a tenant, some of which failed, with lines in their logs."""
+    await make_runs(api, tenant)
+    await end_runs(place, RUNS)
+
+
+async def make_runs(api: httpx.AsyncClient, tenant: str) -> None:
     headers = {"tocsin-tenant": tenant}
     body = {"target": {"kind": "process", "command": ["true"]}, "schedule": {"manual": True}, "tags": {"of": tenant}}
     job = await told(await api.post("/v1/jobs", json=body | {"retry": {"max_attempts": 1}}, headers=headers))
     await told(await api.post(f"/v1/jobs/{job['id']}/runs/batch", json={"runs": [{}] * RUNS}, headers=headers))
+
+
+async def end_runs(place: Stage, count: int) -> None:
+    """A worker takes so many; the first and the last of them have lines."""
     async with place.site.client(place.server, "worker_key") as hand:
         worker = (await told(await hand.post("/v1/worker/register", json=HAND)))["worker_id"]
         runs: list[Document] = []
         last = 0
-        while len(runs) < RUNS:
-            asked = {"slots": RUNS - len(runs), "wait": 5, "last_claim": last}
+        while len(runs) < count:
+            asked = {"slots": count - len(runs), "wait": 5, "last_claim": last}
             answer = await told(await hand.post(f"/v1/worker/{worker}/claim", json=asked))
             runs, last = runs + answer["runs"], answer["claim_id"]
         keys = [{name: run[name] for name in ("run_id", "attempt", "fence")} for run in runs]
         for offset in range(LINES):
-            lines = [[time.time(), "stdout", "info", f"line {offset} of {tenant}"]]
-            chunks = [key | {"offset": offset, "lines": lines} for key in keys[:2]]
+            lines = [[time.time(), "stdout", "info", f"line {offset}"]]
+            chunks = [key | {"offset": offset, "lines": lines} for key in (keys[0], keys[-1])]
             await told(await hand.post(f"/v1/worker/{worker}/logs", json={"chunks": chunks}))
         ends = [key | {"outcome": ("succeeded", "failed")[n % 2]} for n, key in enumerate(keys)]
         await told(await hand.post(f"/v1/worker/{worker}/report", json={"finished": ends}))
@@ -178,6 +187,34 @@ async def test_a_compactor_that_is_killed_at_any_step(cluster: Cluster, database
             == await place.sql.fetchval("select count(distinct object) from log_chunks")
             == 1
         )
+
+
+async def test_an_eraser_that_is_killed_at_any_step(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
+    """What it left is gone all the same, and the lines of the other tenant, in the same objects, are not."""
+    async with stage(cluster, database_url, tmp_path) as place:
+        async with place.serving() as api:
+            await told(await api.post("/v1/tenants", json={"slug": "other"}))
+            for tenant in ("default", "other"):
+                await make_runs(api, tenant)
+            await end_runs(place, 2 * RUNS)
+            before = await all_lines(api)
+            assert len(place.objects("*.zst")) == LINES, "both are in each of them"
+            await place.sql.execute("select pg_advisory_lock(hashtext('tocsin.erase'))")  # not before it is killed
+            await told(await api.request("DELETE", "/v1/tenants/other", json={"confirm": "other"}))
+        await place.sql.execute("select pg_advisory_unlock_all()")
+        # As long after the last trace of it as a server waits.
+        settled = "update erasures set empty_since = now() - interval '2 minutes' where empty_since is not null"
+        *steps, erased = (f"erase.{point}" for point in erase.POINTS)
+        await place.kill_at(*steps, steps[-1])  # once more, by one that finds nothing
+        assert await place.sql.execute(settled) == "UPDATE 1"
+        await place.kill_at(erased)
+        async with place.serving() as api:
+            assert (await api.get("/v1/tenants/other")).status_code == 404
+            assert await all_lines(api) == before
+        for table in (*erase.TABLES, "history"):
+            assert await place.sql.fetchval(f"select count(*) from {table} where tenant_id <> 1") == 0, table
+        assert await place.sql.fetchval("select count(*) from audit where action = 'tenant.erased'") == 1
+        assert len(place.objects("*.zst")) == LINES
 
 
 async def all_lines(api: httpx.AsyncClient) -> list[str]:

@@ -220,8 +220,9 @@ def test_every_legal_move_is_made_somewhere() -> None:
     assert not unused, f"nothing makes {unused}"
 
 
-def test_only_retraction_unmakes_a_run() -> None:
-    assert {w.where for w in ALL if "unmade" in w.targets} == {"flow/shared/transitions.sql:retract (gone)"}
+def test_only_retraction_and_erasure_unmake_a_run() -> None:
+    unmade = {w.where for w in ALL if "unmade" in w.targets}
+    assert unmade == {"flow/shared/transitions.sql:retract (gone)", "flow/erase.sql:let_go (gone)"}
 
 
 def test_whatever_ends_a_run_tells_its_backfill() -> None:

@@ -91,3 +91,13 @@ async def test_copies_stay_until_there_is_no_room(
     os.utime(first, (0, 0))
     await parquet.query(ALL, files[1:])
     assert not first.exists() and second.exists(), "the one that was used longest ago makes room"
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+async def test_copies_that_nobody_used_for_a_day_go(parquet: Parquet, store: ObjectStore, tmp_path: Path) -> None:
+    files = [await stored(parquet, store, tmp_path, "a", first=n) for n in (1, 2)]
+    await parquet.query(ALL, files)
+    first, second = (tmp_path / "cold" / f"{file.checksum.hex()}.parquet" for file in files)
+    os.utime(first, (0, 0))
+    await parquet.tidy()
+    assert not first.exists() and second.exists()

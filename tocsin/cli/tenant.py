@@ -1,16 +1,22 @@
 """`tocsin tenant`: who shares this Tocsin (platform keys only)."""
 
-from typing import Annotated, Literal
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list
 from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, Reason, assignments, connect, noun, page_size
-from tocsin.cli.text import local, pairs, relative
+from tocsin.cli.text import local, pairs, plain, relative
+
+if TYPE_CHECKING:
+    from tocsin.client.sync import Client
 
 app = noun("Look after tenants; needs a platform key.")
 
 Slug = Annotated[str, typer.Argument(help="The tenant's short name.", metavar="SLUG", show_default=False)]
+_LOOK_SECONDS = 1.0
 _NUMBERS = ("max_jobs", "max_queued", "max_running", "log_bytes_per_day")
 
 
@@ -20,7 +26,9 @@ def _set(tenant: Document) -> dict[str, object]:
 
 
 def _state(tenant: Document) -> str:
-    since = tenant.get("suspended_at")
+    since, erasure = tenant.get("suspended_at"), tenant.get("erasure")
+    if erasure:
+        return f"being erased: {erasure['rows']} rows and {erasure['objects']} objects are gone"
     return f"suspended {relative(since, now())}" if since else "active"
 
 
@@ -140,6 +148,53 @@ def resume(slug: Slug, reason: Reason = "", as_json: Json = False) -> None:
     """Let a suspended tenant go on."""
     with connect() as client:
         print_done(client.resume_tenant(slug, reason), f"resumed {slug}", as_json)
+
+
+@app.command()
+def erase(
+    slug: Slug,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it is gone.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Erase a tenant with all that it has: jobs, runs, logs, archives, secrets, keys, audit. Nothing brings it back."""
+    with connect() as client:
+        if not yes:
+            _ask(slug, client.get_tenant(slug))
+        answer = client.erase_tenant(slug)
+        if wait:
+            _until_gone(client, slug)
+    done = f"erased {slug}" if wait else f"erasing {slug}; how far it is: tocsin tenant show {slug}"
+    print_done(answer, done, as_json)
+
+
+def _ask(slug: str, tenant: Document) -> None:
+    """By its name, so that nobody erases the wrong one."""
+    if not _at_a_terminal():
+        raise typer.BadParameter(f"everything of {slug} would go; say --yes", param_hint="SLUG")
+    has = pairs({name: tenant["usage"][name] for name in ("jobs", "queued", "running")})
+    typer.echo(
+        plain(f"{slug} has {has}, with history, logs, secrets, keys and its audit. Nothing brings it back."), err=True
+    )
+    if typer.prompt("To erase all of it, type its name", err=True) != slug:
+        raise typer.Abort
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _until_gone(client: "Client", slug: str) -> None:
+    from tocsin.client.core import ApiError
+
+    while True:
+        try:
+            client.get_tenant(slug)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return
+        time.sleep(_LOOK_SECONDS)
 
 
 def _quota(name: str, value: str) -> int | str | None:

@@ -501,6 +501,12 @@ def resume_tenant(slug: str, reason: str = "") -> Call[Document]:
     return _post("v1", "tenants", slug, "resume", body={"reason": reason})
 
 
+def erase_tenant(slug: str, *, idempotency_key: str | None = None) -> Call[Document]:
+    """Erase a tenant and all that it has: nothing brings it back. It goes within minutes; `get_tenant` tells how far it
+    is (`erasure`), and answers 404 when it is gone."""
+    return _write("DELETE", "v1", "tenants", slug, body={"confirm": slug}, key=idempotency_key)
+
+
 def list_tenants(*, limit: int | None = None) -> Call[Page]:
     """All tenants."""
     return _list("v1", "tenants", limit=limit)

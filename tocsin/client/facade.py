@@ -174,6 +174,7 @@ class Calls:
     update_tenant = Endpoint(calls.update_tenant)
     suspend_tenant = Endpoint(calls.suspend_tenant)
     resume_tenant = Endpoint(calls.resume_tenant)
+    erase_tenant = Endpoint(calls.erase_tenant)
     list_tenants = Listing(calls.list_tenants)
     create_key = Endpoint(calls.create_key)
     list_keys = Listing(calls.list_keys)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tocsin.errors import ServerFault
-from tocsin.flow.shared.cold import COLUMNS
+from tocsin.flow.shared import cold
 from tocsin.model.ids import lowest_id
 from tocsin.store.db import Connection, Database, Row, Sql, connect
 from tocsin.store.objects import ObjectStore
@@ -154,10 +154,10 @@ class _Day:
             await self._owner.copy_from_query(
                 SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N", timeout=_PATIENCE
             )
-            data = await self._parquet.write(rows, COLUMNS)
+            data = await self._parquet.write(rows, cold.COLUMNS)
         await self._point("written")
         digest = await checksum(data)
-        file = File(f"history/{tenant_id}/{self._day}-{digest.hex()[:16]}.parquet", len(data), digest)
+        file = File(f"{cold.folder(tenant_id)}{self._day}-{digest.hex()[:16]}.parquet", len(data), digest)
         await self._objects.put(file.object, data, durable=True)
         await self._point("stored")
         count = await self._prove(tenant_id, part, file)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
-from tocsin.flow.shared.segments import Frame, Part, Segment, read_directory, unpack, write
+from tocsin.flow.shared.segments import Frame, Part, Segment, compacted_folder, read_directory, unpack, write
 from tocsin.model.ids import instant_of, new_id
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
@@ -83,7 +83,7 @@ class _Group:
         # As new as the newest of them, so that searches find it in its place.
         newest = instant_of(rows[-1]["id"])
         self._id = new_id(newest)
-        self._object = f"logs/compacted/{tenant_id}/{newest:%Y-%m-%d}/{self._id}.zst"
+        self._object = f"{compacted_folder(tenant_id)}{newest:%Y-%m-%d}/{self._id}.zst"
 
     async def compact(self) -> bool:
         """Whether they were replaced."""

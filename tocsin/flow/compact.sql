@@ -76,9 +76,9 @@ select g.object,
  limit $1
 
 -- :name forget
--- The object is gone.
+-- The object is gone; unless somebody is just writing it anew, who has put it off (flow/erase.py).
 with segments as (delete from log_segments where object = $1 and replaced_at is not null)
-delete from log_garbage where object = $1
+delete from log_garbage where object = $1 and due_at < now()
 
 -- :name keep
 -- Others in it are not compacted yet.

@@ -30,7 +30,8 @@ async def act_for(db: Database, who: Identity, slug: str) -> Identity:
     row = await db.fetchrow("engine", SQL["find"], slug)
     if row is None:
         raise _unknown()
-    return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=Quotas.given(row))
+    _refuse_erasing(row)
+    return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=Quotas.given(row), home_id=who.home)
 
 
 async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish | None = None) -> dict[str, Any]:
@@ -54,6 +55,7 @@ async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPat
         was = await connection.fetchrow(SQL["lock"], slug)
         if was is None:
             raise _unknown()
+        _refuse_erasing(was)
         weight = was["weight"] if patch.weight is UNSET else patch.weight
         quotas = _changed(Quotas.of(was), patch.quotas)
         allow = was["http_allow"] if patch.http_allow is UNSET else _allowed(patch.http_allow)
@@ -81,6 +83,7 @@ async def switch(
         was = await connection.fetchrow(SQL["lock"], slug)
         if was is None:
             raise _unknown()
+        _refuse_erasing(was)
         if (was["suspended_at"] is None) == (verb == "suspend"):
             await connection.execute(SQL["suspend"] if verb == "suspend" else SQL["resume"], slug)
             await audit.record(connection, audit.entry(who, f"tenant.{verb}", f"tenant:{slug}", reason=reason))
@@ -151,7 +154,21 @@ def _document(row: Row) -> dict[str, Any]:
         "retention": _retention(row),
         "created_at": iso(row["created_at"]),
         "suspended_at": row["suspended_at"] and iso(row["suspended_at"]),
+        "erasure": _erasure(row),
     }
+
+
+def _erasure(row: Row) -> dict[str, Any] | None:
+    """How far it is."""
+    if row.get("erasing") is None:
+        return None
+    told = {"state": row["erasing"], "asked_at": iso(row["asked_at"]), "asked_by": row["actor"]}
+    return told | {"rows": row["rows"], "objects": row["objects"]}
+
+
+def _refuse_erasing(row: Row) -> None:
+    if row["erasing"] is not None:
+        raise Conflict(f"tenant {row['slug']!r} is being erased", code="tenant_erasing")
 
 
 def _unknown() -> NotFound:

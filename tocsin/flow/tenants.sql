@@ -1,8 +1,19 @@
+-- :name erasure
+-- How far it is, if the tenant is being erased.
+       e.state as erasing, e.asked_at, e.actor, e.rows, e.objects
+  from tenants t
+  left join erasures e on e.tenant_id = t.id
+
 -- :name find
-select * from tenants where slug = $1
+select t.*,
+-- :include erasure
+ where t.slug = $1
 
 -- :name lock
-select * from tenants where slug = $1 for no key update
+select t.*,
+-- :include erasure
+ where t.slug = $1
+   for no key update of t
 
 -- :name add
 insert into tenants (slug, weight, max_jobs, max_queued, max_running, submit_rate, log_bytes_per_day)
@@ -28,4 +39,8 @@ select t.id, t.http_allow
  cross join lateral (select * from tenants t where t.id = w.id and t.http_allow <> '{}' limit 1) t
 
 -- :name list
-select * from tenants where ($1::int is null or id < $1) order by id desc limit $2
+select t.*,
+-- :include erasure
+ where $1::int is null or t.id < $1
+ order by t.id desc
+ limit $2

@@ -122,7 +122,8 @@ class Identity(NamedTuple):
     """Who is calling: the key, its role, and the tenant it acts for, with its quotas if it has any. `fence`, of the
     role `run`: which attempt of the run that `key_id` then names. `address` and `request_id`, of calls that change
     something: from where, and what the call is named by. `suspended`: its tenant is, so that it may only read. `scope`:
-    the jobs that the key is kept to; None: all. `duty`, of a worker key: whom it may serve."""
+    the jobs that the key is kept to; None: all. `duty`, of a worker key: whom it may serve. `home_id`: the key's own
+    tenant, if it acts for another."""
 
     key_id: str
     key_name: str
@@ -136,6 +137,12 @@ class Identity(NamedTuple):
     suspended: bool = False
     scope: Scope | None = None
     duty: Duty = ANYBODY
+    home_id: int = 0
+
+    @property
+    def home(self) -> int:
+        """The key's own tenant."""
+        return self.home_id or self.tenant_id
 
     @property
     def actor(self) -> str:

@@ -18,6 +18,11 @@ LARGE = 64 * 1024  # bytes, as JSON, from which on something leaves its row
 _encode = msgspec.json.encode
 
 
+def folder(tenant_id: int) -> str:
+    """Where all of a tenant's parcels lie."""
+    return f"payloads/{tenant_id}/"
+
+
 class Parcel(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Something in object storage. The day on which it was put there is a part of its name, so that what is old is not
     put there again while somebody takes it away."""
@@ -28,7 +33,7 @@ class Parcel(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
     def place(self, tenant_id: int) -> str:
         """Its key."""
-        return f"payloads/{tenant_id}/{self.day}/{self.sha256}"
+        return f"{folder(tenant_id)}{self.day}/{self.sha256}"
 
     @property
     def text(self) -> str:

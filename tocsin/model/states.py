@@ -30,7 +30,7 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("staged", "waiting"): ("claim",),
     ("ready", "waiting"): ("claim",),
     ("waiting", "ready"): ("release", "resume", "sweep", "circuits", "joins"),
-    ("running", "stopping"): ("cancel",),
+    ("running", "stopping"): ("cancel", "erase"),
     ("running", "staged"): ("report", "reap", "give_back", "restored"),
     ("running", "ready"): ("give_back", "restored"),
     ("running", "succeeded"): ("report",),

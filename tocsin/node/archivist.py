@@ -49,3 +49,4 @@ class Archivist(Loop):
         await retention.expire(self._db, self._objects, self._settings.runs_days)
         await retention.expire_audit(self._db, self._objects, self._settings.audit_days)
         await retention.expire_logs(self._db, self._settings.logs_days)
+        await self._parquet.tidy()

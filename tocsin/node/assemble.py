@@ -34,6 +34,7 @@ from tocsin.node.breaker import Breaker
 from tocsin.node.compactor import Compactor
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.doorkeeper import Doorkeeper
+from tocsin.node.eraser import Eraser
 from tocsin.node.events import Events
 from tocsin.node.gateway import Gateway
 from tocsin.node.group import GroupCommit
@@ -106,6 +107,7 @@ class Node:
         self.gateway: Gateway
         self.key_hashes: keys.KeyHashes
         self.doorkeeper: Doorkeeper
+        self.eraser = Eraser(self.db, self.objects, self.tell)
 
     async def start(self, *, loops: bool = True) -> None:
         """Open the database and set every loop going (or none: then somebody else calls their turns)."""
@@ -141,6 +143,7 @@ class Node:
             self.tails,
             self.doorkeeper,
             Compactor(self.db, self.objects),
+            self.eraser,
         ]
         for loop in self._loops if loops else ():
             loop.start()

@@ -33,6 +33,7 @@ _SECONDS = 15.0  # a query may take, as one of the database
 _WORK_SECONDS = 600.0  # to write and prove a file may take: nobody waits for it
 _KEPT_BYTES = 1 << 30  # of copies
 _KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
+_UNUSED_SECONDS = 86_400.0  # after which it goes, however much room there is
 _CONFIG: dict[str, Any] = {
     "threads": 1,
     "memory_limit": _MEMORY,
@@ -146,6 +147,16 @@ class Parquet:
         part = copy.with_suffix(f".{os.getpid()}.{id(data)}")
         part.write_bytes(data)
         part.replace(copy)
+
+    async def tidy(self) -> None:
+        """Let copies go that nobody has used for a day: what they were made of may have expired, or been erased."""
+        await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        for found in self._folder.glob("*.parquet"):
+            for used, _ in _looks(found):
+                if used < time.time() - _UNUSED_SECONDS:
+                    found.unlink(missing_ok=True)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 

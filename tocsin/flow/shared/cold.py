@@ -28,6 +28,11 @@ _NO_ROW = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())
 _WAVE = 32  # files of one query
 
 
+def folder(tenant_id: int) -> str:
+    """Where a tenant's files lie."""
+    return f"history/{tenant_id}/"
+
+
 class Archived(NamedTuple):
     """A file of one tenant and day."""
 

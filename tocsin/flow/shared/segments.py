@@ -94,6 +94,11 @@ def write(parts: Iterable[Part], level: int = 3) -> tuple[bytes, list[Segment]]:
     return bytes(body), found
 
 
+def compacted_folder(tenant_id: int) -> str:
+    """Where objects lie that have a tenant's lines and no others."""
+    return f"logs/compacted/{tenant_id}/"
+
+
 def level_word(level: str) -> bytes:
     """What a filter has for lines of this level; no word of a text has a colon."""
     return b"level:" + level.encode("utf-8", "replace")

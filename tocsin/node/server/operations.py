@@ -51,6 +51,7 @@ from tocsin.wire import (
     Claim,
     ClaimAnswer,
     Completion,
+    Confirmation,
     JobBatch,
     Letters,
     LogShipment,
@@ -312,6 +313,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/tenants/{slug}"): Operation("Read a tenant and what it uses", TenantInUse),
     ("PATCH", "/v1/tenants/{slug}"): Operation(
         "Change a tenant's weight, quotas or allowed hosts", TenantInUse, body=TenantPatch, keyed=True, problems=(409,)
+    ),
+    ("DELETE", "/v1/tenants/{slug}"): Operation(
+        "Erase a tenant and all that it has, for good", TenantInUse, 202, Confirmation, keyed=True, problems=(409,)
     ),
     ("POST", "/v1/tenants/{slug}/suspend"): _switch_tenant("Let nothing more of a tenant start; all of it is kept"),
     ("POST", "/v1/tenants/{slug}/resume"): _switch_tenant("Let a suspended tenant go on"),

@@ -446,6 +446,17 @@ class TenantRetention(Reply):
     audit_days: int | None
 
 
+class TenantErasure(Reply):
+    """How far the erasure of a tenant is: first what runs is stopped, then rows and objects go, and those that have are
+    counted. When it is done there is no such tenant."""
+
+    state: Literal["stopping", "erasing"]
+    asked_at: Instant
+    asked_by: str
+    rows: int
+    objects: int
+
+
 class Tenant(Reply):
     id: int
     slug: str
@@ -455,6 +466,7 @@ class Tenant(Reply):
     retention: TenantRetention
     created_at: Instant
     suspended_at: Instant | None
+    erasure: TenantErasure | None
 
 
 class TenantInUse(Tenant):

@@ -7,15 +7,16 @@ from typing import Literal
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow import fleet, quotas, tenants
+from tocsin.flow import erase, fleet, quotas, tenants
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
-from tocsin.wire import NewTenant, TenantPatch, Why
+from tocsin.wire import Confirmation, NewTenant, TenantPatch, Why
 
 _new_tenant = msgspec.json.Decoder(NewTenant).decode
 _tenant_patch = msgspec.json.Decoder(TenantPatch).decode
+_confirmation = msgspec.json.Decoder(Confirmation).decode
 _why = msgspec.json.Decoder(Why).decode
 
 
@@ -70,6 +71,17 @@ async def change_tenant(call: Call) -> Reply:
     return await _tenant(call)
 
 
+@route("DELETE", "/v1/tenants/{slug}", "tenants.manage")
+async def erase_tenant(call: Call) -> Reply:
+    confirm = call.decode(_confirmation).confirm
+    try:
+        await erase.ask(call.node.db, call.who, _slug(call), confirm, call.wish)
+    except Replay:
+        return await _tenant(call, REPLAYED, status=202)
+    call.node.eraser.wake()
+    return await _tenant(call, status=202)
+
+
 @route("POST", "/v1/tenants/{slug}/suspend", "tenants.manage")
 async def suspend_tenant(call: Call) -> Reply:
     return await _switch(call, "suspend")
@@ -90,13 +102,13 @@ async def _switch(call: Call, verb: Literal["suspend", "resume"]) -> Reply:
     return await _tenant(call)
 
 
-async def _tenant(call: Call, headers: dict[str, str] | None = None) -> Reply:
+async def _tenant(call: Call, headers: dict[str, str] | None = None, status: int = 200) -> Reply:
     """A tenant and what it uses; anybody but the platform sees its own only."""
     slug = _slug(call)
     if call.who.role != "platform" and slug != call.who.tenant:
         raise NotFound("there is no such tenant")
     found = await tenants.get_tenant(call.node.db, slug)
-    return answer(found | {"usage": await quotas.usage(call.node.db, found["id"])}, 200, headers)
+    return answer(found | {"usage": await quotas.usage(call.node.db, found["id"])}, status, headers)
 
 
 def _slug(call: Call) -> str:
