@@ -17,7 +17,6 @@ from tests.flow.test_secrets import Hand, claimed, hand
 from tocsin.errors import Unavailable
 from tocsin.flow import payloads
 from tocsin.flow.fill import Tables, fill
-from tocsin.flow.shared.idempotency import digest
 from tocsin.flow.shared.transitions import NewRun, stage
 from tocsin.model.ids import new_id
 from tocsin.model.packed import LARGE
@@ -82,17 +81,6 @@ async def test_sensitive_arguments_are_for_the_worker_alone(
     assert third["args"] == args
     assert CANARY not in await kept(scene)
     assert not any(CANARY.encode() in data for data in objects(scene))
-
-
-async def test_the_digest_of_a_sensitive_call_tells_nothing(scene: Scene) -> None:
-    job = await scene.job(sensitive=True)
-    body = {"args": {"pin": "1234"}}
-    sent = await scene.api.http.post(f"/v1/jobs/{job['id']}/runs", json=body, headers={"idempotency-key": "k"})
-    guess = digest("POST", f"/v1/jobs/{job['id']}/runs", sent.request.content)
-    assert await scene.value("select count(*) from idempotency where digest = $1", guess) == 0
-    assert (await run(scene, job, 422, {"idempotency-key": "k"}, args={"pin": "4321"}))[
-        "code"
-    ] == "idempotency_mismatch"
 
 
 async def test_the_sensitive_arguments_of_a_backfill_are_for_the_worker_alone(scene: Scene, hand: Hand) -> None:

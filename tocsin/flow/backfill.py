@@ -45,7 +45,8 @@ MOST_OPEN = 100  # of a tenant: the backfiller looks at each of them
 
 class Asked(NamedTuple):
     """What somebody wants filled: the instants from one on and before another, by the job's schedule or another. `args`
-    of the runs, as JSON; `sealed`, if they are sensitive."""
+    of the runs, as JSON; `sealed`, if they are sensitive, with the `pepper` for a concurrency key that follows from
+    them."""
 
     from_: datetime
     to: datetime
@@ -54,6 +55,7 @@ class Asked(NamedTuple):
     priority: int
     args: str | None = None
     sealed: Packed | None = None
+    pepper: bytes = b""
 
 
 async def look(db: Database, who: Identity, job_id: str, asked: Asked) -> Counted:
@@ -99,7 +101,7 @@ def _kept_args(who: Identity, job: Row, asked: Asked) -> str | None:
     if asked.args is None:
         return None
     if asked.sealed is not None:
-        key = key_of_run(who.tenant_id, job["key_template"], asked.args)
+        key = key_of_run(who.tenant_id, job["key_template"], asked.args, asked.pepper)
         return msgspec.structs.replace(asked.sealed, key_id=key).text
     if job["sensitive"]:
         raise Contention("the job has become sensitive at this moment; try again")

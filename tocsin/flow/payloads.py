@@ -78,6 +78,11 @@ class Payloads:
             packed.sealed = base64.b64encode(args).decode()
         return packed
 
+    async def pepper(self, tenant_id: int) -> bytes:
+        """For what is made from sensitive arguments and kept in the open: nobody can try guesses at it."""
+        _, key = await self._data_keys.current(tenant_id)
+        return hmac.digest(key, b"concurrency keys", "sha256")
+
     async def open(self, asked: Mapping[str, Asked], by_url: bool) -> dict[str, Opened | ApiProblem]:
         """The arguments of these runs; `by_url`: as far as may be, where to fetch them."""
         sealing = {(a.tenant_id, a.packed.data_key) for a in asked.values() if a.packed.data_key}

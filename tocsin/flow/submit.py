@@ -69,6 +69,7 @@ class RunsRequest(NamedTuple):
     wish: Wish | None
     status: int = 202
     packed: Mapping[int, Packed] = {}  # of the runs whose arguments are not kept as they are, by their place
+    pepper: bytes = b""  # for concurrency keys that follow from sealed ones
 
 
 class NotSealed(InvalidInput):
@@ -308,7 +309,8 @@ def _new_runs(request: RunsRequest, ids: list[str], jobs: Mapping[tuple[int, str
     for place, (id_, run) in enumerate(zip(ids, request.runs, strict=True)):
         at = run.at.at if run.at is not None else None
         args = encode(run.args).decode() if isinstance(run.args, dict) else None
-        key = key_of_run(tenant_id, template, args)
+        packed = request.packed.get(place)
+        key = key_of_run(tenant_id, template, args, request.pepper if packed and packed.data_key else b"")
         if request.packed:
             args = _kept_args(request, place, key)
         out.append(NewRun(tenant_id, id_, request.job_id, request.trigger, at, run.priority, args, key_id=key))
@@ -352,7 +354,7 @@ async def _replays(connection: Connection, wishes: dict[int, tuple[Wish | None, 
     if not wanted:
         return {}
     # In the order of the keys, as every node takes them: two commits that share keys wait, and never in a circle.
-    batch = sorted((*wish, status, f"{{{','.join(ids)}}}") for _, wish, status, ids in wanted)
+    batch = sorted((*wish[:3], status, f"{{{','.join(ids)}}}") for _, wish, status, ids in wanted)
     new = {row["first_id"] for row in await connection.fetch(SQL["new_keys"], *columns(batch, 5))}
     taken = [(i, wish) for i, wish, _, ids in wanted if ids[0] not in new]
     if not taken:
@@ -364,7 +366,7 @@ async def _replays(connection: Connection, wishes: dict[int, tuple[Wish | None, 
         row = known[wish.tenant_id, wish.key]
         out[i] = (
             Replay(row["status"], row["ids"], row["version"])
-            if row["digest"] == wish.digest
+            if wish.asks_for(row["digest"])
             else InvalidInput("this Idempotency-Key was used for another call", code="idempotency_mismatch")
         )
     return out

@@ -76,6 +76,7 @@ class Node:
         self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
         self.parquet = Parquet(self.objects, settings.home / "cold")
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
+        self.wish_keys = self.master_keys.derive_all("idempotency")
         self.data_keys = DataKeys(self.db, self.master_keys)
         parcels = Parcels(self.db, self.objects)
         self.payloads = Payloads(self.db, self.master_keys, self.data_keys, parcels)

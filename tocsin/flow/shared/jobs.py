@@ -58,15 +58,16 @@ def _shared_limits(spec: JobSpec, tenant_id: int) -> tuple[Any, ...]:
     )
 
 
-def key_of_run(tenant_id: int, template: str | None, args: str | None) -> str | None:
-    """The concurrency key of a run with these arguments (JSON), where it follows from them."""
+def key_of_run(tenant_id: int, template: str | None, args: str | None, pepper: bytes = b"") -> str | None:
+    """The concurrency key of a run with these arguments (JSON), where it follows from them; with a pepper, if they are
+    sensitive."""
     if template is None:
         return None
     packed = packed_in(args)
     if packed is not None:
         return packed.key_id  # what it was when they were packed, also if the job has another template by now
     given = msgspec.json.decode(args) if args is not None else {}
-    return key_id(tenant_id, rendered(template, given if isinstance(given, dict) else {}))
+    return key_id(tenant_id, rendered(template, given if isinstance(given, dict) else {}), pepper)
 
 
 def columns_of(spec: JobSpec, tenant_id: int) -> tuple[Any, ...]:

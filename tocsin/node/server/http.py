@@ -27,7 +27,7 @@ from tocsin.errors import (
     UnsupportedMedia,
 )
 from tocsin.flow import catalog, history, keys, tenants
-from tocsin.flow.shared.idempotency import Wish, digest
+from tocsin.flow.shared.idempotency import Wish, digest, wish_of
 from tocsin.model.access import Identity, Kept, allowed, kept_by
 from tocsin.model.ids import parse_id
 from tocsin.model.scalars import Instant
@@ -135,7 +135,8 @@ class Call:
             return None
         if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
             raise InvalidInput("an Idempotency-Key has 1 to 255 visible ASCII characters", code="idempotency_key")
-        return Wish(self.who.tenant_id, key, digest(self.request.method, self.request.path, self.body))
+        asked = digest(self.request.method, self.request.path, self.body)
+        return wish_of(self.who.tenant_id, key, asked, self.node.wish_keys)
 
     @property
     def version(self) -> int | None:

@@ -19,7 +19,6 @@ from tocsin.model.packed import LARGE
 from tocsin.model.targets import ProcessTarget
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, page
 from tocsin.node.server.protocol import Reply
-from tocsin.node.server.routes.keeping import private_wish
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import BackfillRequest, Reason, Why, decode_backfill, encode
 
@@ -41,10 +40,10 @@ async def backfill_job(call: Call) -> Reply:
 
 
 async def _begin(call: Call, body: BackfillRequest) -> Reply:
-    asked, wish = _asked(body), call.wish
-    if asked.args is not None and await call.node.payloads.is_sensitive(call.who.tenant_id, call.id()):
-        sealed = await call.node.payloads.pack(call.who.tenant_id, call.id(), asked.args.encode(), sensitive=True)
-        asked, wish = asked._replace(sealed=sealed), private_wish(call)
+    asked, wish, payloads = _asked(body), call.wish, call.node.payloads
+    if asked.args is not None and await payloads.is_sensitive(call.who.tenant_id, call.id()):
+        sealed = await payloads.pack(call.who.tenant_id, call.id(), asked.args.encode(), sensitive=True)
+        asked = asked._replace(sealed=sealed, pepper=await payloads.pepper(call.who.tenant_id))
     await call.node.allowances.admit(call.who, wish, runs=1)
     try:
         id_, headers = await backfill.begin(call.node.db, call.who, call.id(), asked, wish), None

@@ -19,7 +19,7 @@ from tocsin.flow.submit import job_request
 from tocsin.model.job import NAME, JobSpec
 from tocsin.node.server.http import Call, answer, decode_json, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
-from tocsin.node.server.routes.keeping import is_confidential, kept, may_be_apart, private_wish, wish_for
+from tocsin.node.server.routes.keeping import kept, may_be_apart
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import decode_job_batch, decode_job_spec, decode_raw_job_batch, encode
 
@@ -47,9 +47,8 @@ async def change_job(call: Call) -> Reply:
 
     node = call.node
     try:
-        wish = private_wish(call) if patch.get("sensitive") else call.wish
         done = await edit.edit(
-            node.db, node.lanes, call.who, call.id(), change, wish, call.version, node.horizon, node.contents
+            node.db, node.lanes, call.who, call.id(), change, call.wish, call.version, node.horizon, node.contents
         )
     except Replay as replay:
         return await _again(call, replay)
@@ -88,7 +87,7 @@ async def put_job(call: Call) -> Reply:
 async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bool) -> Reply | None:
     """Replace the job of this name, or make it; None if somebody else made it at the same moment."""
     node = call.node
-    wish = wish_for(call, spec)
+    wish = call.wish
     if not only_new:
         done = await edit.replace_named(
             node.db, node.lanes, call.who, name, spec, wish, call.version, node.horizon, node.contents
@@ -171,7 +170,7 @@ async def create_jobs(call: Call) -> Reply:
                 raise TooLarge("these schedules take too long to check in one call: send fewer jobs at a time")
             await asyncio.sleep(0)  # others want an answer, too
             began = time.perf_counter()
-    wish = private_wish(call) if any(is_confidential(spec) for spec in specs) else call.wish
+    wish = call.wish
     await call.node.allowances.admit(call.who, wish, jobs=len(specs), runs=sum(spec.once for spec in specs))
     done = await call.node.submit_batch(requests, wish)
     if isinstance(done, Replay):

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from tocsin.errors import InvalidInput
 from tocsin.flow import catalog, control, history
 from tocsin.flow.catalog import JobFilter
 from tocsin.flow.shared.idempotency import Replay
@@ -19,7 +18,7 @@ from tocsin.model.packed import LARGE
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
-from tocsin.node.server.routes.keeping import kept, may_be_apart, private_wish, wish_for
+from tocsin.node.server.routes.keeping import kept, may_be_apart
 from tocsin.node.server.routes.runs import list_runs_of
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request, encode
@@ -30,7 +29,7 @@ _reason = msgspec.json.Decoder(Reason).decode
 @route("POST", "/v1/jobs", "jobs.write")
 async def create_job(call: Call) -> Reply:
     spec = await kept(call, call.decode(decode_job_spec), may_be_apart(call.body))
-    request = job_request(call.who, spec, wish_for(call, spec), call.node.db.clock.now())
+    request = job_request(call.who, spec, call.wish, call.node.db.clock.now())
     await call.node.allowances.admit(call.who, request.wish, jobs=1, runs=int(spec.once))
     stored = await call.node.submit_job(request)
     if isinstance(stored, Stored):
@@ -129,11 +128,6 @@ async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
         return await call.node.submit_runs(request)
     except NotSealed:
         return await call.node.submit_runs(await _packed(call, request, sensitive=True))
-    except InvalidInput as problem:
-        # A sensitive call is remembered by another digest, so that a repeat looks like another call at first.
-        if problem.code != "idempotency_mismatch" or not await _is_sensitive(call):
-            raise
-        return await call.node.submit_runs(await _packed(call, request, sensitive=True))
 
 
 async def _is_sensitive(call: Call) -> bool | None:
@@ -151,7 +145,8 @@ async def _packed(call: Call, request: RunsRequest, sensitive: bool) -> RunsRequ
             )
             await asyncio.sleep(0)  # thousands of them are not sealed at a stretch
     sealed = any(each.data_key for each in packed.values())
-    return request._replace(packed=packed, wish=private_wish(call) if sealed else request.wish)
+    pepper = await call.node.payloads.pepper(call.who.tenant_id) if sealed else b""
+    return request._replace(packed=packed, pepper=pepper)
 
 
 @route("GET", "/v1/jobs/{id}/runs", "runs.read")

@@ -1,31 +1,14 @@
-"""What a job's document, and the key of the call that brings it, become before they are stored."""
+"""What a job's document becomes before it is stored."""
 
 from __future__ import annotations
 
-import hmac
-
 from msgspec import UNSET
 
-from tocsin.flow.shared.idempotency import Wish
 from tocsin.model.job import JobSpec, check
 from tocsin.model.packed import LARGE
 from tocsin.model.schedule import check_schedule
 from tocsin.model.targets import content_of
 from tocsin.node.server.http import Call
-
-
-def private_wish(call: Call) -> Wish | None:
-    """The caller's `Idempotency-Key` with a digest that nobody can try guesses of the body at who reads it in the
-    database."""
-    wish = call.wish
-    if wish is None:
-        return None
-    return wish._replace(digest=hmac.digest(call.node.master_keys.derive("idempotency"), wish.digest, "sha256"))
-
-
-def wish_for(call: Call, spec: JobSpec) -> Wish | None:
-    """The caller's `Idempotency-Key` for a call that brings this document."""
-    return private_wish(call) if is_confidential(spec) else call.wish
 
 
 def is_confidential(spec: JobSpec) -> bool:

@@ -12,7 +12,6 @@ from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.job import NAME
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
-from tocsin.node.server.routes.keeping import private_wish
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import NewSecret
 
@@ -31,9 +30,7 @@ async def put_secret(call: Call) -> Reply:
             "value", "invalid", f"has fewer than {_SHORTEST} characters that are not ends of lines"
         )
     try:
-        done = await secrets.put(
-            call.node.db, call.node.master_keys, call.who, name, value, private_wish(call), call.version
-        )
+        done = await secrets.put(call.node.db, call.node.master_keys, call.who, name, value, call.wish, call.version)
     except Replay as first:
         return await _answer(call, name, first.status, REPLAYED)
     return await _answer(call, name, 201 if done.made else 200)
