@@ -1,8 +1,7 @@
-"""db: the second wall between tenants, and the databases that are refused."""
+"""db: databases and roles that are refused, how errors are sorted, and what its sessions carry."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
@@ -25,95 +24,6 @@ async def admin(cluster: Cluster, database_url: str) -> AsyncIterator[asyncpg.Co
     connection = await asyncpg.connect(cluster.as_superuser(name), server_settings={"search_path": "tocsin"})
     yield connection
     await connection.close()
-
-
-async def test_every_table_with_a_tenant_forces_row_level_security(admin: asyncpg.Connection) -> None:
-    tables = await admin.fetch(
-        """select c.relname, c.relrowsecurity, c.relforcerowsecurity, c.relispartition,
-                  array(select p.polname::text from pg_policy p where p.polrelid = c.oid order by 1) as policies,
-                  has_table_privilege('tocsin_app', c.oid, 'select, insert, update, delete, truncate') as app_may
-             from pg_class c
-             join pg_attribute a on a.attrelid = c.oid and a.attname = 'tenant_id' and not a.attisdropped
-            where c.relnamespace = 'tocsin'::regnamespace and c.relkind in ('r', 'p')"""
-    )
-    assert len(tables) >= 12
-    for table in tables:
-        if table["relispartition"]:  # reached through its parent only
-            assert not table["app_may"], table["relname"]
-        else:
-            assert table["relrowsecurity"] and table["relforcerowsecurity"], table["relname"]
-            assert {"engine", "tenant"} <= set(table["policies"]) <= {"engine", "tenant", "scope"}, table["relname"]
-
-
-async def test_no_role_of_ours_is_above_the_walls(admin: asyncpg.Connection) -> None:
-    roles = await admin.fetch("select * from pg_roles where rolname like 'tocsin%'")
-    assert {r["rolname"] for r in roles} == {"tocsin", "tocsin_owner", "tocsin_engine", "tocsin_app"}
-    assert not any(r["rolsuper"] or r["rolbypassrls"] or r["rolcreaterole"] or r["rolcreatedb"] for r in roles)
-    forbidden = await admin.fetch(
-        """select t, p
-             from unnest(array['tenants', 'cluster', 'workers']) t, unnest(array['select', 'insert', 'update']) p
-            where has_table_privilege('tocsin_app', 'tocsin.' || t, p)"""
-    )
-    assert forbidden == []
-    for role in ("tocsin_app", "tocsin_engine"):
-        may = await admin.fetchval("select has_table_privilege($1, 'tocsin.audit', 'update, delete')", role)
-        assert not may, f"{role} could rewrite the audit"
-
-
-async def seed(admin: asyncpg.Connection) -> tuple[int, int]:
-    """Two tenants with a job each; their ids."""
-    await admin.execute("insert into lanes (pool, kind) values ('default', 'seed') on conflict do nothing")
-    lane = await admin.fetchval("select id from lanes where kind = 'seed'")
-    ids = []
-    for slug in ("aa", "bb"):
-        tenant = await admin.fetchval("insert into tenants (slug) values ($1) returning id", slug)
-        await admin.execute(
-            """insert into jobs (tenant_id, id, spec, lane_id, once, max_attempts, priority)
-               values ($1, gen_random_uuid(), '{}', $2, true, 1, 500)""",
-            tenant,
-            lane,
-        )
-        ids.append(tenant)
-    return ids[0], ids[1]
-
-
-TENANTS = "select array_agg(distinct tenant_id) from jobs"
-
-
-async def test_the_app_role_sees_one_tenant_and_without_one_nothing(db: Database, admin: asyncpg.Connection) -> None:
-    a, b = await seed(admin)
-    assert await db.fetchval("app", TENANTS) is None
-    assert await db.fetchval("engine", "select count(*) from jobs") == 2
-    for tenant in (a, b):
-        async with db.tenant(tenant, "test") as connection:
-            assert await connection.fetchval(TENANTS) == [tenant]
-            # Neither reading nor writing reaches the other, however it is asked for.
-            other = b if tenant == a else a
-            assert await connection.fetch("select * from jobs where tenant_id = $1", other) == []
-            assert await connection.execute("update jobs set priority = 1 where tenant_id = $1", other) == "UPDATE 0"
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        async with db.tenant(a, "test") as connection:
-            await connection.execute("insert into holds (tenant_id, job_id) values ($1, gen_random_uuid())", b)
-    assert await admin.fetchval("select count(*) from holds") == 0
-
-
-async def test_a_pooled_connection_carries_no_tenant_over(db: Database, admin: asyncpg.Connection) -> None:
-    a, b = await seed(admin)
-
-    async def ask(tenant: int) -> None:
-        async with db.tenant(tenant, "test") as connection:
-            assert await connection.fetchval(TENANTS) == [tenant]
-
-    await asyncio.gather(*(ask(t) for _ in range(20) for t in (a, b)))
-    for broken in (a, b):
-        with pytest.raises(ZeroDivisionError):
-            async with db.tenant(broken, "test") as connection:
-                await connection.fetchval("select 1")
-                raise ZeroDivisionError
-        with pytest.raises(asyncpg.DivisionByZeroError):
-            async with db.tenant(broken, "test") as connection:
-                await connection.fetchval("select 1 / 0")
-    assert await asyncio.gather(*(db.fetchval("app", TENANTS) for _ in range(10))) == [None] * 10
 
 
 async def test_a_role_above_the_walls_is_refused(
