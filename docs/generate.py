@@ -17,7 +17,7 @@ from docs import sdk
 from tocsin import errors, settings
 from tocsin.cli.main import app
 from tocsin.cli.shared import EXIT_CODES
-from tocsin.model.access import PERMISSIONS
+from tocsin.model.access import KEPT, PERMISSIONS, ROLES, SCOPED, allowed, kept_by
 from tocsin.model.blockers import CODES
 from tocsin.model.states import FINAL, JOB_STATES, LIVE, OPEN_JOB_STATES, RUN_MOVES
 from tocsin.node.server import routes, worker_routes
@@ -250,6 +250,40 @@ def _by_path(row: Sequence[str]) -> tuple[str, str]:
     return path, method
 
 
+def access_page() -> str:
+    """Who may do what, and where a key with a scope may go."""
+    built = [
+        (m, path, p) for m, path, p, handler in [*routes.ROUTES, *worker_routes.ROUTES] if handler.__name__ != "not_yet"
+    ]
+    calls: dict[str, list[str]] = defaultdict(list)
+    for method, path, permission in sorted(built, key=lambda one: (one[1], one[0])):
+        calls[permission].append(f"`{method} {path}`")
+    rights = [
+        (f"`{p}`", *("yes" if allowed(role, p) else "" for role in ROLES)) for p in PERMISSIONS if p != "run.complete"
+    ]
+    kept = [(f"`{path}`", KEPT[SCOPED[path]]) for path in SCOPED]
+    closed = sorted({path for _, path, p in built if kept_by(path) is None and allowed("editor", p)})
+    return (
+        f"{NOTE}# Who may do what\n\n"
+        "The tables are `ROLES`, `PERMISSIONS` and `SCOPED` of `tocsin/model/access.py`; the API asks no others. "
+        "How to make keys, keep them to some jobs, and rotate them: [keys](../how-to/keys.md).\n\n"
+        "## Roles\n\n"
+        + table("role|what it is for", [(f"`{role}`", words) for role, words in ROLES.items()])
+        + "\n"
+        + table("permission|" + "|".join(ROLES), rights)
+        + "\nThe token of a run (`TOCSIN_RUN_TOKEN`) is no key: it speaks for its own attempt, has `run.complete` and "
+        "nothing else, and dies with the attempt or with the lease of its worker.\n\n"
+        "## What each permission opens\n\n"
+        + table("permission|calls", [(f"`{p}`", " · ".join(calls[p])) for p in PERMISSIONS if calls[p]])
+        + "\n## Keys with a scope\n\nA key that is kept to some jobs may call these, as its role may; the longest "
+        "beginning counts. To what is not of its jobs the answer is 404, as if it did not exist.\n\n"
+        + table("path, and what is below it|how it is kept there", kept)
+        + "\nEverything else is closed to it (403 `out_of_scope`): "
+        + ", ".join(f"`{path}`" for path in closed)
+        + ".\n"
+    )
+
+
 def states_page() -> str:
     """The life of a run."""
     moves = [(a, b, ", ".join(steps)) for (a, b), steps in RUN_MOVES.items() if steps]
@@ -281,6 +315,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/cli.md": cli_page,
     "reference/api.md": api_page,
+    "reference/access.md": access_page,
     "reference/sdk.md": lambda: sdk.page(NOTE),
     "reference/states.md": states_page,
     "reference/blockers.md": blockers_page,

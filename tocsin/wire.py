@@ -250,10 +250,13 @@ class KeyScopes(_Body):
 
 
 class NewKey(_Body):
+    """`expires_at`, or `expires_in` from now: when it ends by itself; never, unless one of them is said."""
+
     role: Role
     name: Annotated[str, Meta(max_length=128, pattern=_LABEL)] = ""
     scopes: KeyScopes | UnsetType = UNSET
     expires_at: Instant | None = None
+    expires_in: Duration | None = None
 
 
 class Rotation(_Body):

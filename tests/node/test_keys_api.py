@@ -124,6 +124,15 @@ async def test_a_key_ends_when_it_was_to(scene: Scene) -> None:
     await api.get("/v1/jobs", expect=401)
 
 
+async def test_a_key_may_end_after_a_time(scene: Scene) -> None:
+    made = await scene.api.post("/v1/keys", {"role": "viewer", "expires_in": "90d"})
+    left = await scene.value("select expires_at - created_at from api_keys where id = $1", made["id"])
+    assert abs(left - timedelta(days=90)) < timedelta(minutes=1)
+    both = {"role": "viewer", "expires_in": "1d", "expires_at": made["expires_at"]}
+    for wrong in (both, {"role": "viewer", "expires_in": "PT0S"}, {"role": "viewer", "expires_in": "soon"}):
+        await scene.api.post("/v1/keys", wrong, expect=422)
+
+
 async def test_rotation_gives_the_same_rights_and_ends_the_old_key_later(scene: Scene) -> None:
     ends = (await scene.now() + timedelta(days=10)).isoformat()
     wanted = {"role": "editor", "name": "ci", "scopes": {"jobs": ["billing-*"]}, "expires_at": ends}
@@ -161,6 +170,15 @@ async def test_an_admin_gets_hold_of_no_key_of_the_platform(scene: Scene) -> Non
             await admin.post(f"/v1/keys/{key['id']}/rotate", expect=403)
             await admin.delete(f"/v1/keys/{key['id']}", expect=403)
     assert await scene.rows("select id, hash, expires_at, revoked_at from api_keys order by id") == before
+
+
+async def test_an_admin_does_not_learn_whom_else_a_worker_serves(scene: Scene) -> None:
+    for slug in ("acme", "blue"):
+        await scene.api.post("/v1/tenants", {"slug": slug})
+    made = await scene.api.post("/v1/keys", {"role": "worker", "scopes": {"tenants": ["acme", "default"]}})
+    assert set(made["scopes"]["tenants"]) == {"acme", "default"}
+    shown = await (await scene.api.with_key("admin")).get(f"/v1/keys/{made['id']}")
+    assert shown["scopes"]["tenants"] == ["default"]
 
 
 @pytest.fixture

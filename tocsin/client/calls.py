@@ -512,11 +512,32 @@ def list_tenants(*, limit: int | None = None) -> Call[Page]:
     return _list("v1", "tenants", limit=limit)
 
 
-def create_key(role: str, *, name: str = "") -> Call[Document]:
-    """A new key; the answer shows it for the only time."""
-    call = _post("v1", "keys", body={"role": role, "name": name})
+def create_key(
+    role: str,
+    *,
+    name: str = "",
+    scopes: Mapping[str, Iterable[str]] | None = None,
+    expires_at: str | None = None,
+    expires_in: str | None = None,
+) -> Call[Document]:
+    """A new key; the answer shows it for the only time. `scopes`: the `jobs` and `tags` it is kept to, or the `pools`
+    and `tenants` that a worker's key serves."""
+    kept = {kind: list(values) for kind, values in (scopes or {}).items()}
+    given = {"scopes": kept or None, "expires_at": expires_at, "expires_in": expires_in}
+    body = {"role": role, "name": name} | {field: value for field, value in given.items() if value is not None}
     # Not repeated: the server keeps only a hash, so it could not give the first answer again.
-    return replace(call, repeat=False)
+    return replace(_post("v1", "keys", body=body), repeat=False)
+
+
+def get_key(key_id: str) -> Call[Document]:
+    """A key, without its secret."""
+    return _get("v1", "keys", key_id)
+
+
+def rotate_key(key_id: str, *, overlap: str | None = None) -> Call[Document]:
+    """Another key with the same rights, shown for the only time; the old one stays good for `overlap` (a day)."""
+    body = {} if overlap is None else {"overlap": overlap}
+    return replace(_post("v1", "keys", key_id, "rotate", body=body), repeat=False)
 
 
 def list_keys(*, limit: int | None = None) -> Call[Page]:

@@ -177,7 +177,9 @@ class Calls:
     erase_tenant = Endpoint(calls.erase_tenant)
     list_tenants = Listing(calls.list_tenants)
     create_key = Endpoint(calls.create_key)
+    get_key = Endpoint(calls.get_key)
     list_keys = Listing(calls.list_keys)
+    rotate_key = Endpoint(calls.rotate_key)
     revoke_key = Endpoint(calls.revoke_key)
 
     healthz = Endpoint(calls.healthz)

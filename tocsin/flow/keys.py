@@ -146,9 +146,7 @@ async def create_key(
     """A new key of the caller's tenant; the answer is the only place where it is ever shown."""
     _refuse_above(who, body.role)
     now = db.clock.now()
-    expires_at = None if body.expires_at is None else body.expires_at.at
-    if expires_at is not None and expires_at <= now:
-        raise InvalidInput.field("expires_at", "in_the_past", "lies in the past")
+    expires_at = _end(body, now)
     scopes = _checked(body.role, body.scopes)
     key, key_id = new_key(), new_id(now)
     serves = await _tenants(db, scopes.pop("tenants", None))
@@ -159,6 +157,18 @@ async def create_key(
         await audit.record(connection, audit.entry(who, "key.create", f"key:{key_id}", role=body.role, **_told(made)))
         await remember(connection, wish, 201, [key_id])
     return await get_key(db, who, key_id) | {"tenant": who.tenant, "key": key}
+
+
+def _end(body: NewKey, now: datetime) -> datetime | None:
+    """When the key is to end; raises why it cannot."""
+    if body.expires_at is not None and body.expires_in is not None:
+        raise InvalidInput.field("expires_in", "invalid", "give this or `expires_at`, not both")
+    ends_at = body.expires_at.at if body.expires_at is not None else None
+    if body.expires_in is not None:
+        ends_at = now + body.expires_in.delta
+    if ends_at is not None and ends_at <= now:
+        raise InvalidInput.field("expires_at", "in_the_past", "lies in the past")
+    return ends_at
 
 
 class _Made(NamedTuple):
@@ -268,8 +278,10 @@ async def _documents(
 ) -> list[dict[str, Any]]:
     async with db.tenant(who.tenant_id, "keys") as connection:
         rows = await connection.fetch(SQL["list"], who.tenant_id, before, limit, key_id)
-    served = sorted({tenant for row in rows for tenant in row["serves"] or ()})
-    slugs = {row["id"]: row["slug"] for row in await db.fetch("engine", SQL["slugs"], served)} if served else {}
+    served = {tenant for row in rows for tenant in row["serves"] or ()}
+    if who.role != "platform":  # whom else a worker of the platform serves is not its tenant's to know
+        served &= {who.tenant_id}
+    slugs = {row["id"]: row["slug"] for row in await db.fetch("engine", SQL["slugs"], list(served))} if served else {}
     return [_document(row, slugs) for row in rows]
 
 

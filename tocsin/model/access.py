@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tocsin.model.quotas import Quotas
+if TYPE_CHECKING:  # every `tocsin --help` loads this module, for the words of the roles
+    from tocsin.model.quotas import Quotas
 
 Role = Literal["viewer", "operator", "editor", "admin", "worker", "platform"]
 
@@ -49,10 +50,16 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "run.complete": "run",
 }
 
-# What a key with a scope may call, and how it is kept to its jobs there: `job` and `run`, the path names one, which is
-# looked up first; `rows`, the database shows it no others; `body`, the jobs that it sends must be its own; `free`,
-# there is no job in it. The longest beginning counts. What does not stand here is closed to it.
+# How a key with a scope is kept to its jobs, in the words of the docs.
 Kept = Literal["job", "run", "rows", "body", "free"]
+KEPT: dict[Kept, str] = {
+    "job": "the job in the path must be one of its own, and is looked up first",
+    "run": "so must the job of the run in the path",
+    "rows": "the database shows it what is of its own jobs, and no more",
+    "body": "the same; and a job that it sends must be one of its own",
+    "free": "there is no job in it",
+}
+# What such a key may call. The longest beginning counts; what does not stand here is closed to it.
 SCOPED: dict[str, Kept] = {
     "/v1/jobs": "body",
     "/v1/jobs/{id}": "job",
