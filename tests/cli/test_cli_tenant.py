@@ -1,4 +1,4 @@
-"""`tocsin tenant erase`, which nothing undoes."""
+"""`tocsin tenant erase`, which nothing undoes; and `tocsin tenant usage`."""
 
 from __future__ import annotations
 
@@ -54,3 +54,20 @@ def test_it_waits_until_there_is_no_such_tenant(
 def test_how_far_it_is_is_shown(script: Script, tocsin: Tocsin) -> None:
     script.on("GET", "/v1/tenants/acme", ACME | {"erasure": ERASURE})
     assert "being erased: 7 rows and 2 objects are gone" in tocsin("tenant", "show", "acme").stdout
+
+
+def test_usage_is_told_beside_the_quotas(script: Script, tocsin: Tocsin) -> None:
+    used = {
+        "tenant": "acme",
+        "jobs": {"used": 3, "quota": 10},
+        "queued": {"used": 4, "quota": None},
+        "running": {"used": 0, "quota": 5},
+        "log_bytes_today": {"used": 1_500_000, "quota": 2_000_000_000},
+        "last_day": {"since": "2026-11-15T00:00:00.000000Z", "submitted": 9, "ran": 8, "failed": 1},
+        "stored": {"history_bytes": 999, "audit_bytes": 0, "log_bytes": 999_999, "payloads": 2},
+    }
+    script.on("GET", "/v1/tenants/acme/usage", used)
+    shown = tocsin("tenant", "usage", "acme").stdout
+    for words in ("3 of 10", "0 of 5", "1.5 MB of 2 GB", "9 submitted, 8 ran, 1 failed", "999 B of history", "1 MB"):
+        assert words in shown, shown
+    assert json.loads(tocsin("tenant", "usage", "acme", "--json").stdout) == used

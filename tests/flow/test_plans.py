@@ -34,6 +34,7 @@ from tocsin.flow import (
     seal,
     submit,
     sweep,
+    usage,
 )
 from tocsin.flow.shared import calendars as shared_calendars
 from tocsin.flow.shared import circuits as shared_circuits
@@ -61,6 +62,7 @@ STEPS = (
     seal,
     submit,
     sweep,
+    usage,
     joins,
     specs,
     transitions,

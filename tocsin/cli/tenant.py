@@ -2,13 +2,14 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list
 from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, Reason, assignments, connect, noun, page_size
-from tocsin.cli.text import local, pairs, plain, relative
+from tocsin.cli.text import local, pairs, plain, relative, size
 
 if TYPE_CHECKING:
     from tocsin.client.sync import Client
@@ -76,6 +77,29 @@ def show(slug: Slug, as_json: Json = False) -> None:
     """Show a tenant, its quotas and what it uses; your own needs no platform key."""
     with connect() as client:
         print_document(client.get_tenant(slug), _fields, as_json)
+
+
+@app.command()
+def usage(slug: Slug, as_json: Json = False) -> None:
+    """Show what a tenant uses beside its quotas; your own needs no platform key."""
+    with connect() as client:
+        print_document(client.get_usage(slug), _used, as_json)
+
+
+def _used(usage: Document) -> Fields:
+    for name in ("jobs", "queued", "running"):
+        yield name, _of(usage[name], str)
+    yield "logged today", _of(usage["log_bytes_today"], size)
+    day, stored = usage["last_day"], usage["stored"]
+    yield f"since {local(day['since'])}", f"{day['submitted']} submitted, {day['ran']} ran, {day['failed']} failed"
+    yield "archived", f"{size(stored['history_bytes'])} of history, {size(stored['audit_bytes'])} of audit"
+    yield "logs", size(stored["log_bytes"])
+    yield "payloads", str(stored["payloads"])
+
+
+def _of(share: Document, words: Callable[[int], str]) -> str:
+    most = share["quota"]
+    return words(share["used"]) + ("" if most is None else f" of {words(most)}")
 
 
 @app.command("set")

@@ -88,6 +88,16 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else length(timedelta(milliseconds=value))
 
 
+def size(count: int) -> str:
+    """Bytes, to three digits: `512 B`, `1.5 MB`, `120 GB`."""
+    number, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if number < 999.5:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.3g} {unit}"
+
+
 def pairs(mapping: Mapping[str, Any] | None) -> str:
     """A small mapping on one line."""
     return plain(", ".join(f"{name}={value}" for name, value in (mapping or {}).items() if value is not None))

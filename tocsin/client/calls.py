@@ -474,6 +474,11 @@ def get_tenant(slug: str) -> Call[Document]:
     return _get("v1", "tenants", slug)
 
 
+def get_usage(slug: str) -> Call[Document]:
+    """What a tenant uses beside what it may: jobs, runs, log bytes; what it did in a day; and what is stored of it."""
+    return _get("v1", "tenants", slug, "usage")
+
+
 def update_tenant(
     slug: str,
     *,

@@ -171,6 +171,7 @@ class Calls:
 
     create_tenant = Endpoint(calls.create_tenant)
     get_tenant = Endpoint(calls.get_tenant)
+    get_usage = Endpoint(calls.get_usage)
     update_tenant = Endpoint(calls.update_tenant)
     suspend_tenant = Endpoint(calls.suspend_tenant)
     resume_tenant = Endpoint(calls.resume_tenant)

@@ -12,7 +12,6 @@ import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 from tocsin.errors import ApiProblem, Forbidden, TooManyRequests
 from tocsin.flow.shared.idempotency import Wish
@@ -25,7 +24,6 @@ from tocsin.telemetry import QUOTA_REFUSED
 SQL = Sql(__file__)
 _FRESH_SECONDS = 1.0
 _COME_BACK_SECONDS = 5  # nobody knows when a queue is shorter
-_MOST_COUNTED = 200_000
 
 
 @dataclass
@@ -96,8 +94,3 @@ class Allowances:
 
     async def _is_repeat(self, wish: Wish | None) -> bool:
         return wish is not None and bool(await self._db.fetchval("engine", SQL["known"], wish.tenant_id, wish.key))
-
-
-async def usage(db: Database, tenant_id: int) -> dict[str, Any]:
-    """What a tenant has of what quotas are for; beyond 200,000 of a kind are not counted."""
-    return dict(await db.fetchrow("engine", SQL["usage"], tenant_id, _MOST_COUNTED))

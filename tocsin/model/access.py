@@ -16,7 +16,7 @@ ROLES: dict[Role, str] = {
     "viewer": "reads jobs, runs, logs and reports",
     "operator": "also pauses, runs, cancels, retries and redrives",
     "editor": "also makes and changes jobs, calendars, circuits and secrets",
-    "admin": "also looks after its tenant's keys and reads its audit",
+    "admin": "also looks after its tenant's keys and reads its audit and usage",
     "worker": "lets workers register, and see what they claimed; nothing else",
     "platform": "does all of that for every tenant, and looks after tenants, pools, workers and master keys",
 }
@@ -44,6 +44,7 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "secrets.manage": "editor",
     "keys.manage": "admin",
     "audit.read": "admin",
+    "usage.read": "admin",
     "fleet.operate": "platform",
     "tenants.manage": "platform",
     "worker.serve": "worker",

@@ -39,12 +39,11 @@ from tocsin.node.server.replies import (
     Run,
     RunsOf,
     SchedulePreview,
-    Tenant,
-    TenantInUse,
     UtilisationOf,
     Version,
     Worker,
 )
+from tocsin.node.server.tenant_replies import Tenant, TenantInUse, Usage
 from tocsin.wire import (
     BackfillRequest,
     CalendarRequest,
@@ -311,6 +310,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/tenants"): Operation("Create a tenant", Tenant, 201, NewTenant, keyed=True, problems=(409,)),
     ("GET", "/v1/tenants"): Operation("List tenants", Page[Tenant], query=_PAGED),
     ("GET", "/v1/tenants/{slug}"): Operation("Read a tenant and what it uses", TenantInUse),
+    ("GET", "/v1/tenants/{slug}/usage"): Operation("Read what a tenant uses, and what it may", Usage),
     ("PATCH", "/v1/tenants/{slug}"): Operation(
         "Change a tenant's weight, quotas or allowed hosts", TenantInUse, body=TenantPatch, keyed=True, problems=(409,)
     ),

@@ -415,66 +415,6 @@ class Completed(Reply):
     outcome: Literal["succeeded", "failed"]
 
 
-class TenantQuotas(Reply):
-    """What a tenant may have at most; null: as much as there is room for."""
-
-    max_jobs: int | None
-    max_queued: int | None
-    max_running: int | None
-    submit_rate: str | None
-    log_bytes_per_day: int | None
-
-
-class TenantUsage(Reply):
-    """What a tenant has of it: open jobs, runs that have not started, running ones, and bytes of log lines since
-    midnight UTC (counted only while there is a quota for them)."""
-
-    jobs: int
-    queued: int
-    running: int
-    log_bytes_today: int
-
-
-class TenantRetention(Reply):
-    """For how many days archived runs, logs and the archived audit are kept, and runs and audit are in the database
-    before they are archived (null: as long as those of others), and whether all of it is held."""
-
-    runs_days: int | None
-    legal_hold: bool
-    hot_days: int | None
-    logs_days: int | None
-    audit_days: int | None
-
-
-class TenantErasure(Reply):
-    """How far the erasure of a tenant is: first what runs is stopped, then rows and objects go, and those that have are
-    counted. When it is done there is no such tenant."""
-
-    state: Literal["stopping", "erasing"]
-    asked_at: Instant
-    asked_by: str
-    rows: int
-    objects: int
-
-
-class Tenant(Reply):
-    id: int
-    slug: str
-    weight: int
-    quotas: TenantQuotas
-    http_allow: list[str]
-    retention: TenantRetention
-    created_at: Instant
-    suspended_at: Instant | None
-    erasure: TenantErasure | None
-
-
-class TenantInUse(Tenant):
-    """A tenant and what it uses."""
-
-    usage: TenantUsage
-
-
 class Scopes(Reply):
     """What a key is kept to; what is left out is not bound."""
 

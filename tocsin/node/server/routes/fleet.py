@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow import erase, fleet, quotas, tenants
+from tocsin.flow import erase, fleet, tenants, usage
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
@@ -102,13 +102,23 @@ async def _switch(call: Call, verb: Literal["suspend", "resume"]) -> Reply:
     return await _tenant(call)
 
 
+@route("GET", "/v1/tenants/{slug}/usage", "usage.read")
+async def get_usage(call: Call) -> Reply:
+    return answer(await usage.told(call.node.db, await _document(call)))
+
+
 async def _tenant(call: Call, headers: dict[str, str] | None = None, status: int = 200) -> Reply:
-    """A tenant and what it uses; anybody but the platform sees its own only."""
+    """A tenant and what it uses."""
+    found = await _document(call)
+    return answer(found | {"usage": await usage.at_present(call.node.db, found["id"])}, status, headers)
+
+
+async def _document(call: Call) -> dict[str, Any]:
+    """A tenant's; anybody but the platform sees its own only."""
     slug = _slug(call)
     if call.who.role != "platform" and slug != call.who.tenant:
         raise NotFound("there is no such tenant")
-    found = await tenants.get_tenant(call.node.db, slug)
-    return answer(found | {"usage": await quotas.usage(call.node.db, found["id"])}, status, headers)
+    return await tenants.get_tenant(call.node.db, slug)
 
 
 def _slug(call: Call) -> str:
