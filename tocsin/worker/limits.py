@@ -19,6 +19,7 @@ log = get_logger("worker")
 
 PROCESSES = 2048  # and threads, that one run may have
 _OPEN_FILES = 65_536
+_USUAL_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # before a worker that needs more has raised its own
 _LIKELY_KILLED = 800  # of 1000: when the machine has no memory left, the kernel kills a run, not its worker
 
 _TRIALS: dict[str, dict[str, Any]] = {"pids": {"processes": 9}, "memory": {"memory_mb": 99}, "cpu": {"cpu": 0.5}}
@@ -104,12 +105,17 @@ class Limits:
         return [self._prlimit, *words, "--"] if self._prlimit and words else [], held
 
 
+def open_many_files() -> None:
+    """For us alone: each run takes a few, and what is usual is soon too little."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def settle(pid: int) -> None:
     """For a program that has just been started: what can wait until then, since a moment without it does no harm."""
     with contextlib.suppress(OSError):
         most = _within(_OPEN_FILES, resource.RLIMIT_NOFILE)
-        usual = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], most)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (usual, most))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(_USUAL_FILES, most), most))
     with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "wb", 0) as file:
         file.write(b"%d" % _LIKELY_KILLED)
 

@@ -10,6 +10,7 @@ from tocsin.client.credentials import Credentials
 from tocsin.settings import Settings
 from tocsin.telemetry import setup_logging
 from tocsin.worker.agent import Agent
+from tocsin.worker.limits import open_many_files
 
 
 def run(
@@ -29,6 +30,7 @@ def run(
     """Run a worker until it is drained or refused; its exit code. `editor`: with whose key the jobs that the module
     declares are made."""
     setup_logging(settings.log_level, settings.log_json)
+    open_many_files()
     # Thousands of short-lived records a second and no cycles among them: look for cycles rarely.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -24,6 +24,8 @@ _BRANDS = 1 << 62  # µs: 146,000 years
 _NICER = 5
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+# Of files under /proc: its process has gone, or is another user's. Any other error must not pass for its end.
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def adopt_orphans() -> None:
@@ -90,8 +92,11 @@ class Family:
                 yield pid, brand, os.waitpid(pid, os.WNOHANG)[0] != 0
 
     def has_orphans(self) -> bool:
-        """Whether there are any that live."""
-        return not all([ended for _, _, ended in self.orphans()])
+        """Whether there are any that live, for all we know."""
+        try:
+            return not all([ended for _, _, ended in self.orphans()])
+        except OSError:  # no file descriptor is left to look with
+            return True
 
     def kill_once(self, tree: Tree) -> Found:
         """Kill everything of the tree that can be found now, and every orphan that hides whose it is.
@@ -160,7 +165,7 @@ def _processes() -> Iterator[tuple[int, int, int]]:
     """(pid, parent, group) of every living process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
+            with contextlib.suppress(*_GONE, ValueError, IndexError):
                 with open(f"/proc/{name}/stat", "rb") as stat:
                     fields = stat.read().rpartition(b")")[2].split()
                 if fields[0] not in (b"Z", b"X"):
@@ -171,7 +176,7 @@ def _has_mark(pid: int, mark: str) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
             return f"\0{MARK}={mark}".encode() in b"\0" + environ.read()
-    except OSError:
+    except _GONE:
         return False
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -49,6 +50,11 @@ class Attempt:
         self.handle: Any = None
         self.log: Any = None
         self.mask = mask_of(run, self.target) if run.secrets or run.sensitive else None
+
+    def discreet(self, exc: BaseException) -> str:
+        """Where and how something went wrong with it, for the worker's own log: what is secret is not for that."""
+        text = "".join(traceback.format_exception(exc))
+        return text if self.mask is None else self.mask.text(text)
 
     def finished(
         self,
@@ -188,7 +194,11 @@ async def kill_tree(family: Family, tree: Tree) -> bool:
     were processes that we may not signal."""
     began = time.monotonic()
     while True:
-        found = family.kill_once(tree)
+        try:
+            found = family.kill_once(tree)
+        except OSError:  # no file descriptor is left to look with; when others end, there is
+            await asyncio.sleep(_LOOK_RARELY)
+            continue
         if not found.alive and not found.restless:
             return True
         waited = time.monotonic() - began

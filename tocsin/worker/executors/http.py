@@ -107,8 +107,7 @@ class HttpExecutor(Executor):
             text = f"no answer after {attempt.run.timeout_ms} ms"
             return attempt.finished("timeout", error_class="timeout", message=text)
         except Exception as exc:  # a bug of ours is this run's end, not the worker's
-            # Without its traceback, which would show what is secret.
-            log.error("an http run failed in a way that nobody thought of", run=attempt.run.run_id, error=repr(exc))
+            log.error("a request failed in an unknown way", run=attempt.run.run_id, how=attempt.discreet(exc))
             return _failed(attempt, Why("internal", f"{type(exc).__name__}: {exc}"))
 
     def _over(self, attempt: Attempt, task: asyncio.Task[Finished]) -> None:

@@ -164,17 +164,25 @@ class ProcessExecutor(Executor):
         }
 
     async def _supervise(self, attempt: Attempt, process: _Process) -> None:
+        try:
+            end = await self._see_through(attempt, process)
+        except Exception as exc:  # the slot must come free, whatever is wrong with us
+            log.error("a program could not be seen through", run=attempt.run.run_id, how=attempt.discreet(exc))
+            message = f"{type(exc).__name__}: {exc}; whether it still runs is not known"
+            end = attempt.finished("failed", error_class="worker", message=message)
+        del self._running[attempt]
+        self.sink.ended([(attempt, end)])
+
+    async def _see_through(self, attempt: Attempt, process: _Process) -> Finished:
         await process.run(attempt.run.timeout_ms / 1000)
         await process.clear_tree()
-        process.reap()
-        self._family.children.discard(process.popen.pid)
+        process.let_go()
         await process.drain()
         end = process.end()
         self._limits.release(process.room.hold, empty=process.tree_gone)
         if process.room.folder is not None:
             await self._folders.remove(process.room.folder)
-        del self._running[attempt]
-        self.sink.ended([(attempt, end)])
+        return end
 
 
 class _Process:
@@ -220,7 +228,8 @@ class _Process:
             self._grace.cancel()
         if not self._exited.done():
             self.tree_gone = await kill_tree(self._family, self._tree)
-            await self._exited
+            if self.tree_gone:
+                await self._exited
 
     async def clear_tree(self) -> None:
         """What a run leaves behind in the background ends with it.
@@ -228,7 +237,7 @@ class _Process:
         Its first process has ended but is not reaped yet, so its id still names this tree and no other. Whatever
         else is left of the tree has become, or descends from, an orphan of ours.
         """
-        if self._family.has_orphans():
+        if self._exited.done() and self._family.has_orphans():
             self.tree_gone = await kill_tree(self._family, self._tree)
 
     def stop(self, why: str) -> None:
@@ -257,14 +266,16 @@ class _Process:
 
     def _outcome(self) -> Finished:
         attempt, code = self._attempt, self.popen.returncode
-        survivors = "" if self.tree_gone else "; some of its processes could not be killed"
+        left = "" if self.tree_gone else "some of its processes could not be killed"
+        survivors = left and f"; {left}"
         if self.lost is not None:
             return attempt.finished("lost", error_class=self.lost.error_class, message=self.lost.message + survivors)
         if attempt.stopping == "timeout":
             text = f"still running after {attempt.run.timeout_ms} ms" + survivors
             return attempt.finished("timeout", error_class="timeout", message=text)
         if attempt.stopping:
-            return attempt.finished("cancelled", exit_code=code if code >= 0 else None)
+            by_itself = code if code is not None and code >= 0 else None
+            return attempt.finished("cancelled", exit_code=by_itself, error_class=left and "worker", message=left)
         if code == 0:
             return attempt.finished("succeeded", exit_code=0)
         if self._ooms:
@@ -286,8 +297,16 @@ class _Process:
         if lines:
             self._executor.sink.output(self._attempt, [], lines)
 
-    def reap(self) -> None:
-        """Let go of the process id, and note what the program used."""
+    def let_go(self) -> None:
+        """Note what the program used. One that has another user's rights by now, and cannot be killed, may go on: its
+        id stays taken until it ends."""
+        if self._exited.done():
+            self._reap()
+        else:
+            self._exited.add_done_callback(lambda _: self._reap())
+
+    def _reap(self) -> None:
+        self._family.children.discard(self.popen.pid)
         _, status, used = os.wait4(self.popen.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         # A sandbox tells of a signal as shells do.

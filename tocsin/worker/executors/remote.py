@@ -83,7 +83,7 @@ class RemoteExecutor(Executor):
         try:
             end = await remote.run()
         except Exception as exc:  # the slot must come free, whatever is wrong with us
-            log.exception("an attempt could not be seen through", run=attempt.run.run_id)
+            log.error("an attempt could not be seen through", run=attempt.run.run_id, how=attempt.discreet(exc))
             message = f"{type(exc).__name__}: {exc}; whether it still runs is not known"
             end = attempt.finished("failed", error_class="worker", message=message)
         del self._under_way[attempt]
