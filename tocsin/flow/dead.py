@@ -13,7 +13,8 @@ from tocsin.errors import Conflict, NotFound
 from tocsin.flow.shared import audit, cold
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run
-from tocsin.flow.shared.transitions import Family, Hint, NewRun, hints, stage
+from tocsin.flow.shared.joins import parents_at
+from tocsin.flow.shared.transitions import Family, Hint, Key, NewRun, hints, stage
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.packed import shown
@@ -142,8 +143,10 @@ async def retry(
         job_id, args = origin["job_id"], origin["args"]
         templates = await _hold_jobs(connection, who, [job_id])
         key = key_of_run(who.tenant_id, templates[job_id], args)
+        at = _stands_for(origin)
+        parents = None if at is None else await parents_at(connection, Key(who.tenant_id, job_id), at)
         new = NewRun(who.tenant_id, new_id(now), job_id, "retry", None, origin["priority"], args, run_id, key_id=key,
-                     family=Family(_stands_for(origin)))  # fmt: skip
+                     family=Family(at, parents=parents))  # fmt: skip
         rows = await stage(connection, [new])
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))
         await remember(connection, wish, 202, [new.id])

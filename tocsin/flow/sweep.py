@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
-from tocsin.flow.shared.joins import settle
+from tocsin.flow.shared.joins import release_stranded, settle
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -27,6 +27,8 @@ from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import MISSED
 
 SQL = Sql(__file__)
+_JOINING = 200  # runs that wait for others, looked at in one turn
+_FIRST = "00000000-0000-0000-0000-000000000000"
 
 
 async def expire(db: Database) -> list[Hint]:
@@ -95,6 +97,29 @@ async def replace_earlier(db: Database) -> Replaced:
             woken += hints(await release(connection, [job, *limits]))
             woken += (await settle(connection, cancelled)).hints
     return Replaced(woken, orders)
+
+
+class Looked(NamedTuple):
+    """What became claimable, and where to look on; None: from the beginning."""
+
+    hints: list[Hint]
+    after: str | None
+
+
+async def release_joining(db: Database, after: str | None) -> Looked:
+    """waiting → ready | skipped: runs that wait for runs of other jobs of which none comes any more.
+
+    Whoever ends a run decides about those that wait for it. What is left to this are instants for which a parent gets
+    no run at all though another has one: it was paused or cancelled, or nobody planned it in time (misfire), or it has
+    ended for good; and runs that were made before their job had children. An instant for which no parent gets a run is
+    none of its children's."""
+    seen = await db.fetch("engine", SQL["joining"], after or _FIRST, _JOINING)
+    rest = seen[-1]["id"] if len(seen) == _JOINING else None
+    stranded = [row for row in seen if row["stranded"]]
+    if not stranded:
+        return Looked([], rest)
+    async with db.transaction("sweep") as connection:
+        return Looked((await release_stranded(connection, stranded)).hints, rest)
 
 
 async def _end(connection: Connection, rows: list[Row], state: str, reason: str) -> list[Hint]:

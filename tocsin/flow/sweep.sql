@@ -46,7 +46,10 @@ returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order
 -- :name parked
 -- Jobs and keys with parked runs, skipping from one to the next in the index.
 with recursive parked as (
-    (select r.tenant_id, r.blocked_key from runs r where r.state = 'waiting' order by r.blocked_key limit 1)
+    -- What waits for other runs has no key.
+    (select r.tenant_id, r.blocked_key from runs r
+      where r.state = 'waiting' and r.blocked_key is not null
+      order by r.blocked_key limit 1)
     union all
     select n.tenant_id, n.blocked_key
       from parked p
@@ -99,3 +102,45 @@ update runs r
   from chosen c
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
+
+-- :name joining
+-- Runs that wait for runs of other jobs, in their order from $1 on; `stranded`: nobody can still come. No job that it
+-- follows from has a live run in its chain, the run by hand that began it has ended, and no schedule still owes the
+-- instant. An occurrence that a pause holds back is not run when its job is resumed, unless that is a one-time job.
+select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.logical_at, r.join_key::text as join_key,
+       r.pending_parents, coalesce(r.parents::text[], '{}') as parents, n.coming is null as stranded
+  from (select * from runs r
+         where r.state = 'waiting' and r.blocked_by = 'parent' and r.join_key is not null and r.id > $1
+         order by r.id
+         limit $2) r
+  left join lateral (
+        with recursive up(id) as (
+            select d.parent_id from dependencies d where d.tenant_id = r.tenant_id and d.child_id = r.job_id
+            union
+            select d.parent_id
+              from up
+             cross join lateral (
+                    select d.parent_id from dependencies d
+                     where d.tenant_id = r.tenant_id and d.child_id = up.id offset 0) d
+        )
+        select true as coming
+          from up
+         cross join lateral (
+                (select from runs c where c.job_id = up.id and c.join_key = r.join_key limit 1)
+                union all
+                (select from runs c where c.job_id = up.id and c.id = r.join_key limit 1)
+                union all
+                (select from runs c
+                  where r.chain is null and c.job_id = up.id and c.scheduled_for = r.logical_at and c.trigger = 'schedule'
+                  limit 1)
+                union all
+                (select
+                   from triggers t
+                  cross join lateral (
+                         select j.once from jobs j where j.tenant_id = t.tenant_id and j.id = t.job_id limit 1) j
+                  where r.chain is null and t.tenant_id = r.tenant_id and t.job_id = up.id
+                    and (t.next_fire_at <= r.logical_at
+                         or t.held_at <= r.logical_at and (j.once or r.logical_at > now()))
+                  limit 1)
+                limit 1) c
+         limit 1) n on true

@@ -329,6 +329,9 @@ _ENDED = {
     "coalesced": "another occurrence of its job stands for it",
     "misfire_expired": "nobody could start it in time, and its job's `misfire` does not make up for it",
     "upstream_failed": "a run that it depends on did not end as it had to",
+    "not_needed": "it was for the case that a run that it depends on ends in another way",
+    "mapped": "all runs that were made of it, one for each element, have succeeded",
+    "map_failed": "what it is to be run for is no list, or too long a one, or a run made of it did not succeed",
     "expired": "it did not start before its `start_deadline`",
     "cancelled": "somebody cancelled it, or its job",
 }
@@ -350,6 +353,9 @@ class End(NamedTuple):
 
 def why_ended(end: End) -> str:
     """The end of a run in words."""
+    if end.reason is not None:
+        these = f" ({end.times:,} occurrences)" if end.times > 1 else ""
+        return _ENDED.get(end.reason, end.reason) + these
     if end.state == "succeeded":
         return f"it did what it was to do in attempt {end.attempt}"
     if end.state == "dead":
@@ -359,8 +365,7 @@ def why_ended(end: End) -> str:
         if end.failures < end.max_attempts:
             return f"it failed in a way that is not tried again{because}"
         return f"{end.failures} of {_count(end.max_attempts, 'attempt')} failed{because}"
-    these = f" ({end.times:,} occurrences)" if end.times > 1 else ""
-    return _ENDED.get(end.reason or end.state, end.reason or "") + these
+    return _ENDED.get(end.state, "")
 
 
 def why_held(state: str, worker: str, since: datetime | None) -> str:

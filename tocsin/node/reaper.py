@@ -63,6 +63,7 @@ class Sweeper(Loop):
         self._tell = tell
         self._served_lanes = served_lanes
         self._late = Pace()
+        self._joining: str | None = None  # where to look on among what waits for other runs
 
     async def run_once(self) -> float:
         woken = await sweep.expire(self._db)
@@ -71,6 +72,8 @@ class Sweeper(Loop):
             woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
             self._late.end()
         woken += await sweep.release_waiting(self._db)
+        joining = await sweep.release_joining(self._db, self._joining)
+        woken, self._joining = woken + joining.hints, joining.after
         replaced = await sweep.replace_earlier(self._db)
         if woken or replaced.hints or replaced.stops:
             self._tell([*woken, *replaced.hints], replaced.stops)

@@ -17,7 +17,7 @@ import msgspec
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Family, Hint, Key, NewRun, hints, stage
 from tocsin.model.graph import FULFILLED, UPSTREAM_FAILED, doom, skip_reason
-from tocsin.model.ids import new_ids
+from tocsin.model.ids import lowest_id, new_ids
 from tocsin.model.workflow import BadMap, Map
 from tocsin.store.db import Connection, Row, Sql, columns
 from tocsin.wire import encode
@@ -80,15 +80,20 @@ class _Told(NamedTuple):
 
 async def settle(connection: Connection, rows: Iterable[Row]) -> Settled:
     """Decide about all that wait for these runs, and for those that end by it, and so on down."""
-    wave = _families(rows)
+    return await _settle(connection, await _told_by(connection, _families(rows)))
+
+
+async def _told_by(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
+    told = _fed(wave)
+    if joins := [ended for ended in wave if ended.joins]:
+        told |= await _dependents(connection, joins)
+    return told
+
+
+async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
     woken: list[Row] = []
     heads = False
-    while wave:
-        told = _fed(wave)
-        if joins := [ended for ended in wave if ended.joins]:
-            told |= await _dependents(connection, joins)
-        if not told:
-            break
+    while told:
         batch = [(*key, t.ended, t.doomed, _array(t.parents)) for key, t in sorted(told.items())]
         decided = await connection.fetch(SQL["settle"], *columns(batch, 5))
         heads |= any(row["what"] == "head" for row in decided)
@@ -100,6 +105,7 @@ async def settle(connection: Connection, rows: Iterable[Row]) -> Settled:
                 woken += made
                 ends += [(row["tenant_id"], row["id"], *end)] if end else []
         wave = _families(await connection.fetch(SQL["conclude"], *columns(sorted(ends), 4))) if ends else []
+        told = await _told_by(connection, wave)
     return Settled(hints(woken), heads)
 
 
@@ -182,14 +188,25 @@ def _chain(ended: Ended) -> _Chain:
         return _Chain(ended.join_key, ended.chain)
     if ended.trigger == "schedule":
         # Parents of the same schedule are due at the same instants: those belong together.
-        text = ended.logical_at.astimezone(UTC).isoformat(timespec="microseconds")
-        return _Chain(_uuid(f"{ended.tenant_id}:{text}"), None)
+        return _Chain(_instant_key(ended.tenant_id, ended.logical_at), None)
     return _Chain(ended.id, ended.job_id)
 
 
-def _uuid(text: str) -> str:
+def _instant_key(tenant_id: int, instant: datetime) -> str:
+    """Of the chain that begins with an instant."""
+    text = f"{tenant_id}:{instant.astimezone(UTC).isoformat(timespec='microseconds')}"
     h = hashlib.sha256(text.encode()).hexdigest()
     return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-8{h[17:20]}-{h[20:32]}"
+
+
+class _Edge(NamedTuple):
+    """A job that depends on one of which a run has ended."""
+
+    child_id: str
+    wants: str
+    parents: int
+    ended: Ended
+    chain: _Chain
 
 
 async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
@@ -199,25 +216,118 @@ async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key
     await connection.execute(SQL["share"], sorted({ended.tenant_id for ended in wave}))
     chains = [_chain(ended) for ended in wave]
     asked = [(ended.tenant_id, ended.job_id, chain.root) for ended, chain in zip(wave, chains, strict=True)]
-    edges = await connection.fetch(SQL["dependents"], *columns(asked, 3))
-    if not edges:
+    rows = await connection.fetch(SQL["dependents"], *columns(asked, 3))
+    if not rows:
         return {}
+    edges = [_Edge(r["child_id"], r["wants"], r["parents"], wave[r["n"] - 1], chains[r["n"] - 1]) for r in rows]
+    now = rows[0]["now"]
+    told: dict[Key, _Told] = {}
+    whole = [edge for edge, row in zip(edges, rows, strict=True) if row["whole"]]
+    found = await _joined(connection, whole, now)
+    for edge in whole:
+        child = found.get((edge.child_id, edge.chain.key))
+        if child is not None:
+            _tell(told, child, edge.ended.does_to(edge.wants), (edge.ended.id,))
+    in_part = [edge for edge, row in zip(edges, rows, strict=True) if not row["whole"]]
+    return told | await _meet(connection, in_part, now) if in_part else told
+
+
+async def _joined(connection: Connection, edges: Sequence[_Edge], now: datetime) -> dict[tuple[str, str], Key]:
+    """The runs of these jobs in these chains, by job and chain; those that there are not yet are made."""
     wanted: dict[tuple[str, str], NewRun] = {}
-    now = edges[0]["now"]
     for edge, id_ in zip(edges, new_ids(now, len(edges)), strict=True):
-        ended, chain = wave[edge["n"] - 1], chains[edge["n"] - 1]
-        family = Family(ended.logical_at, pending=edge["parents"], join_key=chain.key, chain=chain.root)
-        new = NewRun(ended.tenant_id, id_, edge["child_id"], "dependency", ended.logical_at, family=family)
-        wanted.setdefault((edge["child_id"], chain.key), new)
+        ended, chain = edge.ended, edge.chain
+        family = Family(ended.logical_at, pending=edge.parents, join_key=chain.key, chain=chain.root)
+        new = NewRun(ended.tenant_id, id_, edge.child_id, "dependency", ended.logical_at, family=family)
+        wanted.setdefault((edge.child_id, chain.key), new)
     # In the order of their keys: two commits that make the same ones wait for each other, never in a circle.
     await stage(connection, [wanted[key] for key in sorted(wanted)])
     places = list(wanted)
     rows = await connection.fetch(SQL["joined"], *columns(places, 2))
-    found = {places[row["n"] - 1]: Key(row["tenant_id"], row["id"]) for row in rows}
+    return {places[row["n"] - 1]: Key(row["tenant_id"], row["id"]) for row in rows}
+
+
+# ── what is decided by how parents ended earlier ─────────────────────────────────────────────────────────────────
+
+
+class _Place(NamedTuple):
+    """A job, an instant that a run of it stands for, and the chain that this belongs to."""
+
+    tenant_id: int
+    child_id: str
+    instant: datetime
+    key: str
+
+
+async def _meet(connection: Connection, edges: Sequence[_Edge], now: datetime) -> dict[Key, _Told]:
+    """Jobs with several parents, of which a chain that began by hand need not reach all: a run was tried again, say.
+
+    Such a job is decided about when each of its parents has ended for that instant, whenever that was: so whoever tries
+    those again that failed, one after the other, gets its run with the last. One that still waits in the chain of its
+    schedule is not made a second time: it goes by how its parents ended the last time."""
+    places = {_Place(e.ended.tenant_id, e.child_id, e.ended.logical_at, e.chain.key): e for e in edges}
+    order = sorted(places)
+    await connection.execute(SQL["meet"], [p.child_id for p in order], [p.instant for p in order])
+    first = [(place.child_id, _instant_key(place.tenant_id, place.instant)) for place in order]
+    waiting = {
+        order[row["n"] - 1]: Key(row["tenant_id"], row["id"])
+        for row in await connection.fetch(SQL["lock_joined"], *columns(first, 2))
+    }
+    ends = await _ends(connection, order)
+    redeemed = {key: max(end.doomed for end in ends[place] if end.run_id is not None) for place, key in waiting.items()}
+    if redeemed:
+        await connection.execute(SQL["redeem"], *columns([(*key, to) for key, to in sorted(redeemed.items())], 3))
+    met = [p for p in order if p not in waiting and all(end.run_id is not None and not end.coming for end in ends[p])]
+    found = await _joined(connection, [places[place] for place in met], now) if met else {}
     told: dict[Key, _Told] = {}
-    for edge in edges:
-        ended, chain = wave[edge["n"] - 1], chains[edge["n"] - 1]
-        child = found.get((edge["child_id"], chain.key))
+    for place in met:
+        child = found.get((place.child_id, place.key))
         if child is not None:
-            _tell(told, child, ended.does_to(edge["wants"]), (ended.id,))
+            parents = tuple(end.run_id for end in ends[place] if end.run_id is not None)
+            told[child] = _Told(len(parents), max(end.doomed for end in ends[place]), parents)
     return told
+
+
+class _ParentEnd(NamedTuple):
+    """What the end of a parent for an instant does to its child; no run: there was none, which has the same effect as
+    one that was skipped. `coming`: another run of it is still to end in the chain."""
+
+    run_id: str | None
+    doomed: int
+    coming: bool
+
+
+async def _ends(connection: Connection, places: Sequence[_Place]) -> dict[_Place, list[_ParentEnd]]:
+    asked = [(p.tenant_id, p.child_id, p.instant, lowest_id(p.instant), p.key) for p in places]
+    found: dict[_Place, list[_ParentEnd]] = {place: [] for place in places}
+    for row in await connection.fetch(SQL["ends"], *columns(asked, 5)):
+        doomed = doom(WANTS[row["wants"]], row["state"] or "skipped", row["reason"])
+        found[places[row["n"] - 1]].append(_ParentEnd(row["run_id"], doomed, row["coming"]))
+    return found
+
+
+async def parents_at(connection: Connection, job: Key, instant: datetime) -> str | None:
+    """The runs of a job's parents that ended last for an instant, as PostgreSQL writes an array; None: it has none."""
+    place = _Place(*job, instant, job.id)
+    ends = (await _ends(connection, [place]))[place]
+    return _array([end.run_id for end in ends if end.run_id is not None])
+
+
+async def release_stranded(connection: Connection, rows: Sequence[Row]) -> Settled:
+    """Decide about runs that wait for parents of which none comes any more: those count as they ended for that instant,
+    and as skipped if there never was a run."""
+    await connection.execute(SQL["share"], sorted({row["tenant_id"] for row in rows}))
+    known = sorted((row["tenant_id"], row["id"], row["pending_parents"]) for row in rows)
+    locked = {row["id"] for row in await connection.fetch(SQL["lock_stranded"], *columns(known, 3))}
+    left = {
+        _Place(row["tenant_id"], row["job_id"], row["logical_at"], row["join_key"]): row
+        for row in rows
+        if row["id"] in locked
+    }
+    told: dict[Key, _Told] = {}
+    for place, ends in (await _ends(connection, list(left))).items():
+        row = left[place]
+        new = tuple(end.run_id for end in ends if end.run_id is not None and end.run_id not in row["parents"])
+        doomed = max((end.doomed for end in ends), default=UPSTREAM_FAILED)
+        told[Key(row["tenant_id"], row["id"])] = _Told(row["pending_parents"], doomed, new)
+    return await _settle(connection, told)

@@ -102,19 +102,78 @@ select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || t.id, 0)
   from unnest($1::int[]) as t(id)
 
 -- :name dependents
--- The jobs that depend on these. What began by hand goes on only where nothing else is to be waited for.
+-- The jobs that depend on these; `whole`: all that each waits for is reached by what reached this one, for it began with
+-- an instant that all have, or by hand with the job that all follow from.
 --   $1 tenants  $2 jobs  $3 the job whose run by hand began it
-select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statement_timestamp() as now
+select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statement_timestamp() as now,
+       d.parents = 1 or e.chain is null or coalesce(d.root_id = e.chain, false) as whole
   from unnest($1::int[], $2::uuid[], $3::uuid[]) with ordinality as e(tenant_id, job_id, chain, n)
  cross join lateral (
         select * from dependencies d where d.tenant_id = e.tenant_id and d.parent_id = e.job_id offset 0) d
  cross join lateral (
         select from jobs c
          where c.tenant_id = e.tenant_id and c.id = d.child_id and c.state in ('active', 'paused') limit 1) c
- where d.parents = 1 or e.chain is null or d.root_id = e.chain
 
 -- :name joined
 select k.n::int as n, r.tenant_id, r.id::text as id
   from unnest($1::uuid[], $2::uuid[]) with ordinality as k(job_id, join_key, n)
  cross join lateral (
         select r.tenant_id, r.id from runs r where r.job_id = k.job_id and r.join_key = k.join_key limit 1) r
+
+-- :name meet
+-- One after the other, whoever ends a parent of the same job for the same instant. They come in order.
+select pg_advisory_xact_lock(hashtextextended('tocsin.meet:' || m.child_id || m.instant, 0))
+  from unnest($1::uuid[], $2::timestamptz[]) as m(child_id, instant)
+
+-- :name ends
+-- How the parents of these jobs ended for an instant: in this very chain, or else the last time, among their last ten
+-- thousand ends. `coming`: one is still to end in this chain.
+--   $1 tenants  $2 jobs  $3 instants  $4 the lowest ids of that time  $5 keys of the chains
+select k.n::int as n, d.wants, e.run_id::text as run_id, e.state, e.reason,
+       exists (select from runs r where r.job_id = d.parent_id and r.join_key = k.join_key) as coming
+  from unnest($1::int[], $2::uuid[], $3::timestamptz[], $4::uuid[], $5::uuid[]) with ordinality
+       as k(tenant_id, child_id, instant, first_id, join_key, n)
+ cross join lateral (
+        select * from dependencies d where d.tenant_id = k.tenant_id and d.child_id = k.child_id offset 0) d
+  left join lateral (
+        (select h.run_id, h.state, h.reason from history h
+          where h.tenant_id = k.tenant_id and h.run_id = k.join_key and h.job_id = d.parent_id and h.final
+          limit 1)
+        union all
+        (select h.run_id, h.state, h.reason
+           from (select h.run_id, h.state, h.reason, coalesce(h.logical_at, h.scheduled_for) as instant
+                   from history h
+                  where h.job_id = d.parent_id and h.run_id >= k.first_id and h.tenant_id = k.tenant_id and h.final
+                  order by h.run_id desc
+                  limit 10000) h
+          where h.instant = k.instant
+          limit 1)
+        limit 1) e on true
+
+-- :name lock_joined
+-- The runs of these jobs that wait in these chains, in their order.
+select k.n::int as n, r.tenant_id, r.id::text as id
+  from unnest($1::uuid[], $2::uuid[]) with ordinality as k(job_id, join_key, n)
+ cross join lateral (
+        select r.tenant_id, r.id from runs r
+         where r.job_id = k.job_id and r.join_key = k.join_key and r.state = 'waiting' and r.pending_parents > 0
+         limit 1
+           for update) r
+
+-- :name redeem
+-- What those that have ended did to these runs, which are locked, is another thing now.
+update runs r
+   set doomed = t.doomed
+  from unnest($1::int[], $2::uuid[], $3::smallint[]) as t(tenant_id, id, doomed)
+ where (r.tenant_id, r.id) between (t.tenant_id, t.id) and (t.tenant_id, t.id)
+
+-- :name lock_stranded
+-- Those of these runs that still wait for as many as they did.
+select r.id::text as id
+  from unnest($1::int[], $2::uuid[], $3::int[]) as k(tenant_id, id, pending)
+ cross join lateral (
+        select r.id from runs r
+         where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
+           and r.state = 'waiting' and r.pending_parents = k.pending
+         limit 1
+           for update) r
