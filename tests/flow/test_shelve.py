@@ -436,6 +436,32 @@ async def file_written_alike(past: Past) -> None:
     write_file(path, read_file(path))
 
 
+async def files_swapped(past: Past) -> None:
+    """Each where the other was, and the catalogue says so."""
+    first, second = await past.files()
+    objects = past.scene.node.objects
+    contents = [await objects.read(row["object"]) for row in (second, first)]
+    for row, data in zip((first, second), contents, strict=True):
+        assert data is not None
+        await objects.put(row["object"], data)
+        await past.scene.sql.execute(
+            "update audit_archives set checksum = $2, bytes = $3 where object = $1",
+            *(row["object"], hashlib.sha256(data).digest(), len(data)),
+        )
+
+
+async def file_of_another_tenant(past: Past) -> None:
+    """One that is whole, and proves, where it belongs."""
+    await past.scene.api.post("/v1/tenants", {"slug": "acme"})
+    other = await past.scene.value("select id from tenants where slug = 'acme'")
+    await past.live(DAYS[0], other)
+    await past.shelve()
+    mine, _, theirs = await past.files()
+    data = await past.scene.node.objects.read(theirs["object"])
+    assert data is not None
+    await past.scene.node.objects.put(mine["object"], data)
+
+
 async def file_taken_out(past: Past) -> None:
     await past.scene.sql.execute("delete from audit_archives where first_seq > 1")
 
@@ -445,6 +471,11 @@ async def file_that_follows_another(past: Past) -> None:
 
 
 ANCHORED = A_DAY  # by the first day's anchor
+# All records of both files are where they do not belong.
+SWAPPED = [
+    *(("deleted", 1), *(("inserted", seq) for seq in range(1, A_DAY)), ("cut", ANCHORED), ("inserted", A_DAY)),
+    *(("deleted", A_DAY + 1), *(("inserted", seq) for seq in range(A_DAY + 1, 2 * A_DAY + 1))),
+]
 
 
 @pytest.mark.parametrize(
@@ -462,6 +493,8 @@ ANCHORED = A_DAY  # by the first day's anchor
         (file_gone, [("deleted", A_DAY + 1), ("cut", 2 * A_DAY)]),
         (file_broken, [("archive", A_DAY + 1), ("cut", 2 * A_DAY)]),
         (file_written_alike, [("archive", A_DAY + 1)]),
+        (files_swapped, SWAPPED),
+        (file_of_another_tenant, [("deleted", 1), ("cut", ANCHORED)]),
         (file_taken_out, [("deleted", A_DAY + 1), ("cut", 2 * A_DAY)]),
         (file_that_follows_another, [("archive", A_DAY + 1)]),
     ],

@@ -5,6 +5,9 @@ The one who tampers is a superuser who knows how the chain is made: no role of o
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -16,6 +19,9 @@ from tests.flow.kit import PROCESS, Scene
 from tocsin.flow import seal, trail
 from tocsin.flow.shared import audit
 from tocsin.model.audit import GENESIS, link
+from tocsin.node.server.app import build
+from tocsin.node.server.protocol import Request
+from tocsin.node.server.routes import audit as routes
 from tocsin.store.vault import MasterKeys
 
 Document = dict[str, Any]
@@ -124,6 +130,43 @@ async def test_lists_are_narrowed_and_go_on_where_they_ended(scene: Scene, monke
     assert await every(**{"from": middle}) == everything[:5]
     assert await every(to=middle) == everything[5:]
     assert await every(to="2998-12-31T23:59:59Z", **{"from": "1971-01-01T00:00:00Z"}) == everything
+
+
+async def exported(scene: Scene, query: str = "") -> tuple[dict[str, str], list[bytes]]:
+    """The answer's headers, and its parts as they come."""
+    headers = {"authorization": f"Bearer {scene.api.key}"}
+    reply = await build(scene.node)(Request("GET", "/v1/audit/export", query.encode(), headers))
+    assert reply.stream is not None and reply.headers is not None
+    return reply.headers | {"type": reply.media_type}, [part async for part in reply.stream]
+
+
+async def test_the_audit_is_exported_page_by_page(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trail, "MOST_SCANNED", 3)
+    monkeypatch.setattr(routes, "_PAGE", 2)
+    await chained(scene)
+    listed = (await scene.api.get("/v1/audit", params={"limit": 3}))["items"]
+    headers, parts = await exported(scene)
+    records = [json.loads(line) for line in b"".join(parts).splitlines()]
+    assert records[:3] == listed and [record["seq"] for record in records] == list(range(await head(scene), 0, -1))
+    assert len(parts) > 3, "never more than a page at a time"
+    assert headers["type"] == "application/x-ndjson" and "attachment" in headers["content-disposition"]
+    _, parts = await exported(scene, f"target={listed[1]['target']}")
+    assert [json.loads(part) for part in parts] == [listed[1]]
+    assert (await exported(scene, "action=none"))[1] == []
+
+
+async def test_an_export_for_spreadsheets_has_no_formula(scene: Scene) -> None:
+    await scene.sql.execute(_SAY.replace("'key:x'", "'=cmd()'"), (await scene.who()).tenant_id)
+    await chained(scene, 2)
+    headers, parts = await exported(scene, "format=csv")
+    records = list(csv.DictReader(io.StringIO(b"".join(parts).decode(), newline="")))
+    assert headers["type"] == "text/csv; charset=utf-8"
+    listed = (await scene.api.get("/v1/audit"))["items"]
+    assert [record["hash"] for record in records] == [record["hash"] for record in listed]
+    assert records[0].keys() == listed[0].keys()
+    assert [record["actor"] for record in records if "cmd" in record["actor"]] == ["'=cmd()"]
+    assert (await scene.api.get("/v1/audit/export?format=pdf", expect=400))["code"] == "invalid_format"
+    await (await scene.api.with_key("editor")).get("/v1/audit/export", expect=403)
 
 
 async def test_bad_questions_are_refused(scene: Scene) -> None:

@@ -1,6 +1,5 @@
 """`tocsin audit`: who did what, and proof that nobody has touched what it says."""
 
-import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import typer
 from tocsin.cli.output import Column, Document, print_json, print_list, progress
 from tocsin.cli.shared import DEFAULT_LIMIT, REFUSED, Json, Limit, connect, noun, page_size
 from tocsin.cli.text import json_safe, local, plain
+from tocsin.model.tables import as_csv
 
 if TYPE_CHECKING:
     from tocsin.client.sync import Client
@@ -91,11 +91,10 @@ def _write_ndjson(records: Iterator[Document]) -> None:
 
 
 def _write_csv(records: Iterator[Document]) -> None:
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(_FIELDS)
+    sys.stdout.write(as_csv(_FIELDS, ()))
     for record in records:
         detail = record["detail"] and json_safe(json.dumps(record["detail"]))
-        table.writerow([(record | {"detail": detail})[name] for name in _FIELDS])
+        sys.stdout.write(as_csv(_FIELDS, [record | {"detail": detail}], header=False))
 
 
 @app.command()

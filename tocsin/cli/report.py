@@ -71,9 +71,9 @@ def _print(
         print_json(found)
         return
     if as_csv:
-        from tocsin.model import reports
+        from tocsin.model import tables
 
-        typer.echo(reports.as_csv(list(items[0]) if items else ["key"], items), nl=False)
+        typer.echo(tables.as_csv(list(items[0]) if items else ["key"], items), nl=False)
     else:
         print_table(items, columns)
     if not found["complete"]:

@@ -6,12 +6,10 @@ a twentieth wider than the one before, and a percentile is right to 2.5 %.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tocsin.errors import InvalidInput
 from tocsin.model.scalars import EARLIEST
@@ -78,17 +76,3 @@ def success_rate(states: Mapping[str, int]) -> float | None:
     good = states.get("succeeded", 0)
     tried = good + states.get("dead", 0) + states.get("expired", 0)
     return round(good / tried, 6) if tried else None
-
-
-def as_csv(fields: Sequence[str], items: Iterable[Mapping[str, Any]]) -> str:
-    """A table for spreadsheets. They take text that begins like a formula for one, so it gets a quote in front."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(fields)
-    for item in items:
-        writer.writerow([_cell(item[name]) for name in fields])
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -117,6 +117,7 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "run": ("only lines of this run, by its id", _UUID),
     "level": ("only lines of this level", {**_STRING, "examples": ["error"]}),
     "format": ("text unless given", {"type": "string", "enum": ["text", "ndjson"]}),
+    "/v1/audit/export?format": ("ndjson unless given", {"type": "string", "enum": ["ndjson", "csv"]}),
     "type": ("only events about this", {"type": "string", "enum": ["run", "job", "circuit"]}),
     "/v1/events?after": ("go on behind the event with this id; the header `Last-Event-ID` goes before it", _STRING),
 }

@@ -273,6 +273,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         Page[AuditRecord],
         query=("actor", "action", "target", "from", "to", *_PAGED),
     ),
+    ("GET", "/v1/audit/export"): Operation(
+        "Export the audit, newest first, as a JSON document per line or as CSV",
+        str,
+        query=("actor", "action", "target", "from", "to", "format"),
+        media=("application/x-ndjson", "text/csv"),
+    ),
     ("GET", "/v1/audit/verify"): Operation(
         "Prove a piece of the audit's hash chain, and hold it to the anchors in object storage",
         AuditProof,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tocsin.flow import reports
 from tocsin.flow.reports import Asked
-from tocsin.model.reports import Kind, as_csv, grouping, span
+from tocsin.model.reports import Kind, grouping, span
+from tocsin.model.tables import as_csv
 from tocsin.node.server.http import Call, answer, instant_of, limit_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.replies import FailuresOf, RunsOf, UtilisationOf
