@@ -474,7 +474,7 @@ ANCHORED = A_DAY  # by the first day's anchor
 # All records of both files are where they do not belong.
 SWAPPED = [
     *(("deleted", 1), *(("inserted", seq) for seq in range(1, A_DAY)), ("cut", ANCHORED), ("inserted", A_DAY)),
-    *(("deleted", A_DAY + 1), *(("inserted", seq) for seq in range(A_DAY + 1, 2 * A_DAY + 1))),
+    *(("deleted", A_DAY + 1), *(("inserted", seq) for seq in range(A_DAY + 1, 2 * A_DAY + 1)), ("cut", 2 * A_DAY)),
 ]
 
 
