@@ -6,6 +6,9 @@ import os
 import stat
 from pathlib import Path
 
+import psutil
+import pytest
+
 from tocsin.worker import folders
 
 
@@ -18,3 +21,17 @@ def test_what_stands_beside_a_folder_keeps_its_mode(tmp_path: Path) -> None:
     locked.chmod(0)
     folders._remove(str(tmp_path / "run"))
     assert os.listdir(tmp_path) == [] and stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_only_what_a_dead_worker_of_this_namespace_has_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers may share a /tmp: in each, the other's process ids mean nothing."""
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
+    here, dead = folders._namespace(), max(psutil.pids()) + 100_000
+    mine = Path(folders._base())
+    theirs, left = (tmp_path / f"tocsin-runs-{space}-{dead}-x" for space in (here + 1, here))
+    for path in (theirs, left):
+        (path / "a").mkdir(parents=True)
+    folders._sweep()
+    assert set(tmp_path.iterdir()) == {mine, theirs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import socket
 from datetime import timedelta
@@ -167,3 +168,26 @@ def test_an_app_names_its_functions() -> None:
     assert app.functions["dotted.name"].is_async and app.functions["dotted.name"].wants_context
     with pytest.raises(ValueError, match="plain"):
         app.function("plain")(other)
+
+
+async def test_large_things_that_are_fetched_do_not_keep_reports_from_getting_through() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def payload(request: web.Request) -> web.Response:
+        asked.set()
+        await go_on.wait()
+        return web.json_response({})
+
+    async def report(request: web.Request) -> web.Response:
+        return web.json_response({"accepted": [], "superseded": [], "stop": [], "drain": False, "now": iso(EPOCH)})
+
+    app = web.Application()
+    app.router.add_get("/v1/payloads/{token}", payload)
+    app.router.add_post("/v1/worker/w/report", report)
+    async with TestServer(app) as server, Link(str(server.make_url("")), "k") as link:
+        digest = hashlib.sha256(b"{}").hexdigest()
+        fetches = [asyncio.ensure_future(link.fetch(f"/v1/payloads/{n}", digest, 60.0)) for n in range(40)]
+        await asked.wait()
+        assert (await link.report("w", b"", 10.0)).now == iso(EPOCH)
+        go_on.set()
+        assert await asyncio.gather(*fetches) == [{}] * 40

@@ -161,3 +161,16 @@ async def test_a_spool_is_bounded_and_gives_its_room_back() -> None:
     assert await spool.put(b"c") is None  # it is written at its end only
     assert await spool.take(second) == b"b" * 40
     assert await spool.put(b"d" * 100) is not None
+
+
+async def test_what_cannot_be_read_back_leaves_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> bytes:
+        raise OSError("the disk is gone")
+
+    spool = Spool(1000)
+    piece = await spool.put(b"x" * 600)
+    assert piece is not None and spool.room == 400
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(OSError):
+        await spool.take(piece)
+    assert spool.room == 1000

@@ -18,7 +18,7 @@ from tocsin.telemetry import get_logger
 
 log = get_logger("worker")
 
-_OURS = re.compile(r"tocsin-runs-(\d+)-.+")
+_OURS = re.compile(r"tocsin-runs-(\d+)-(\d+)-.+")  # whose: a process, within a namespace of process ids
 
 
 class Folders:
@@ -73,12 +73,18 @@ class Folders:
 def _sweep() -> None:
     for path in Path(tempfile.gettempdir()).glob("tocsin-runs-*"):
         found = _OURS.fullmatch(path.name)
-        if found is not None and not os.path.exists(f"/proc/{found[1]}") and path.lstat().st_uid == os.getuid():
+        if found is None or int(found[1]) != _namespace():  # a worker in another container may share the folder with us
+            continue
+        if not os.path.exists(f"/proc/{found[2]}") and path.lstat().st_uid == os.getuid():
             _remove(str(path))
 
 
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def _base() -> str:
-    path = tempfile.mkdtemp(prefix=f"tocsin-runs-{os.getpid()}-")
+    path = tempfile.mkdtemp(prefix=f"tocsin-runs-{_namespace()}-{os.getpid()}-")
     os.chmod(path, 0o711)  # a run that has another user must get through
     return path
 

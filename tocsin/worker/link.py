@@ -17,6 +17,7 @@ from tocsin.errors import TocsinError
 _MSGPACK = "application/msgpack"
 _REGISTER_TIMEOUT = 10.0
 _CLAIM_SLACK = 10.0
+_CONNECTIONS, _FETCHES = 8, 4  # what runs need and is large must not keep reports from getting through
 _Answer = TypeVar("_Answer")
 
 
@@ -54,11 +55,12 @@ class Link:
         self._trust = trust(self.url, ca)
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": _MSGPACK, "Accept": _MSGPACK}
         self._session: aiohttp.ClientSession | None = None
+        self._fetches = asyncio.Semaphore(_FETCHES)
 
     async def __aenter__(self) -> Link:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=8, keepalive_timeout=60, ssl=self._trust),
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=60, ssl=self._trust),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
@@ -107,7 +109,10 @@ class Link:
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
-            async with self._session.get(self.url + path, headers=headers, timeout=limit) as response:
+            async with (
+                self._fetches,
+                self._session.get(self.url + path, headers=headers, timeout=limit) as response,
+            ):
                 content = await response.read()
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as exc:  # noqa: UP041 (differs before 3.11)
             raise Unreachable(f"{type(exc).__name__}: {exc}") from exc

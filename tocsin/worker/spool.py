@@ -59,9 +59,10 @@ class Spool:
         """Read it, and forget it."""
         if self._file is None:
             raise LookupError("nothing lies here")
-        data = await asyncio.to_thread(os.pread, self._file.fileno(), piece.length, piece.position)
-        self.drop(piece)
-        return data
+        try:
+            return await asyncio.to_thread(os.pread, self._file.fileno(), piece.length, piece.position)
+        finally:
+            self.drop(piece)
 
     def drop(self, piece: Piece) -> None:
         """It is not wanted any more."""

@@ -46,6 +46,7 @@ class Calls:
         self._queue: deque[Run] = deque()
         self._live: dict[int, Run] = {}
         self._done: list[Done] = []
+        self._ending: list[Run] = []  # whose end is not told yet
         self._pump: asyncio.Task[None] | None = None
         self._deadlines = _Deadlines(loop, self._live, self._time_out)
         self._early = _Early(loop, self._enqueue, self._set_going)
@@ -201,6 +202,7 @@ class Calls:
         self._cells[run.call.cell] = ENDED
         del self._live[run.call.cell]
         self._done.append(done)
+        self._ending.append(run)
         if self._pump is None:
             self._flush_soon()
 
@@ -218,9 +220,12 @@ class Calls:
         """Send what has gathered."""
         self._flushing = False
         assert self.channel is not None
-        output, notes = self.output.take(), self.notes.take(self._done)
+        output, notes = self.output.take(), self.notes.take()
         if output or self._done or notes:
             done, self._done = self._done, []
+            for run in self._ending:
+                run.told = True
+            self._ending.clear()
             self.channel.send(_encode(Replies(None, output, done, notes)))
             self.output.choked = self.channel.backlog > _CHOKED_BYTES
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tocsin.client.context import Saving
 from tocsin.client.failures import Superseded
-from tocsin.worker.frames import Done, Note
+from tocsin.worker.frames import Note
 from tocsin.worker.runner.output import OutputBuffer
 from tocsin.worker.runner.run import Run
 
@@ -54,16 +54,15 @@ class Notes:
         self._wake()
         return Saving(kept)
 
-    def take(self, ended: list[Done]) -> list[Note]:
-        """Everything since the last time, for a frame in which these end. A run whose end was told before has nothing
-        more to say, whatever it has left running: its cell is another's."""
+    def take(self) -> list[Note]:
+        """Everything since the last time. A run whose end is told has nothing more to say, whatever it has left
+        running."""
         if not self._progress and not self._checkpoints:
             return []
-        ending = {done.cell for done in ended}
         notes: list[Note] = []
         for _ in range(len(self._checkpoints)):
             run, note = self._checkpoints.popleft()
-            if run.ended and note.cell not in ending:
+            if run.told:
                 self.answered(note.number, "the run has ended")
             else:
                 notes.append(note)

@@ -20,14 +20,15 @@ class OutputBuffer:
     """Lines of all runs until the next frame; bounded, so a flood costs lines and not memory."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._lines: list[Output] = []
+        self._lines: list[tuple[Run, Output]] = []
         self._wake = wake
         self.choked = False  # the agent does not keep up
 
     def take(self) -> list[Output]:
-        """Everything gathered since the last time."""
+        """Everything gathered since the last time. What a thread still had to say when its run's end was told already
+        is dropped: it would be taken for another run's."""
         lines, self._lines = self._lines, []
-        return lines
+        return [line for run, line in lines if not run.told]
 
     def emit(self, run: Run, level: str, text: str, about: str) -> None:
         """A record of the run's logger. What it carries stands with its first line."""
@@ -44,9 +45,9 @@ class OutputBuffer:
         if self.choked or len(self._lines) + len(kept) > _BACKLOG_LINES:
             kept, dropped = [], dropped + len(kept)
         cell, at = run.call.cell, time.time()
-        self._lines.extend([Output(cell, at, stream, level, line) for line in kept])
+        self._lines.extend([(run, Output(cell, at, stream, level, line)) for line in kept])
         if dropped:
-            self._lines.append(Output(cell, at, "", "", "", dropped))
+            self._lines.append((run, Output(cell, at, "", "", "", dropped)))
         self._wake()
 
     def end(self, run: Run) -> None:

@@ -43,6 +43,7 @@ class Run:
         "target",
         "task",
         "thread",
+        "told",
     )
 
     def __init__(self, call: Call, target: CallTarget, function: Function) -> None:
@@ -50,6 +51,7 @@ class Run:
         self.started_ns = 0
         self.asked_to_stop = ""
         self.ended = False
+        self.told = False  # the agent knows its end: its cell is another's
         self.forked = False
         self.task: asyncio.Task[None] | None = None
         self.thread: Any = None
