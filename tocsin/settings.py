@@ -71,6 +71,9 @@ class Settings:
     audit_days: int = _doc(
         "Days that archived records of the audit are kept, unless a tenant's own retention says otherwise.", 2557
     )
+    iceberg: bool = _doc(
+        "Write Iceberg metadata beside archived history, a table for each tenant, so that other engines read it.", False
+    )
     master_key: str = field(
         default="",
         repr=False,

@@ -16,8 +16,9 @@ import asyncpg
 import httpx
 
 from tests.conftest import Cluster
+from tests.tables import read
 from tocsin.clock import iso
-from tocsin.flow import archive, compact, erase
+from tocsin.flow import archive, compact, erase, publish
 from tocsin.model.ids import instant_of, lowest_id
 
 from .cluster import Server, Site, until
@@ -146,7 +147,7 @@ async def long_ago(place: Stage, days: int, *tenants: str) -> None:
 
 async def test_an_archivist_that_is_killed_at_any_step(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
     """One day that a tenant may not let go yet, and one that goes as a whole."""
-    async with stage(cluster, database_url, tmp_path, hot_days=2) as place:
+    async with stage(cluster, database_url, tmp_path, hot_days=2, iceberg=True) as place:
         async with place.serving() as api:
             await told(await api.post("/v1/tenants", json={"slug": "other"}))
             for tenant in ("default", "other"):
@@ -158,6 +159,7 @@ async def test_an_archivist_that_is_killed_at_any_step(cluster: Cluster, databas
         assert rows == 5 * RUNS
         # The steps up to a file that is proved are the same in both.
         await place.kill_at(*(f"archive.{point}" for point in (*archive.POINTS_OF_PART[2:], *archive.POINTS)))
+        await place.kill_at(*(f"publish.{point}" for point in publish.POINTS))
         async with place.serving() as api:
             await place.until_value(3 * RUNS, "select count(*) from history")
             await place.until_value(1, "select count(*) from archived_days where gone_at is not null")
@@ -165,6 +167,8 @@ async def test_an_archivist_that_is_killed_at_any_step(cluster: Cluster, databas
         assert {tenant: len(found) for tenant, found in runs.items()} == {"default": 3 * RUNS, "other": 2 * RUNS}
         assert await place.sql.fetchval("select sum(rows) from archives") == 2 * RUNS
         assert len(place.objects("*.parquet")) == await place.sql.fetchval("select count(*) from archives") == 2
+        [hint] = place.objects("version-hint.text")
+        assert len(read(f"file://{hint.parent.parent}")) == 2 * RUNS
 
 
 async def test_a_compactor_that_is_killed_at_any_step(cluster: Cluster, database_url: str, tmp_path: Path) -> None:

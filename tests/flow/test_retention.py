@@ -48,7 +48,8 @@ async def keep(old: Old, **retention: Any) -> None:
 
 
 async def expire(old: Old, days: int) -> int:
-    return await retention.expire(old.scene.db, old.scene.node.objects, days)
+    await retention.expire(old.scene.db, days)
+    return await retention.remove(old.scene.db, old.scene.node.objects)
 
 
 async def test_files_go_when_their_time_is_over(old: Old, tmp_path: Path) -> None:

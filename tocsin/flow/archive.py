@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from tocsin.errors import ServerFault
 from tocsin.flow.shared import cold
+from tocsin.flow.shared.turns import turn
 from tocsin.model.ids import lowest_id
-from tocsin.store.db import Connection, Database, Row, Sql, connect
+from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
@@ -56,21 +56,11 @@ async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: 
     """Take what is older than its tenant keeps it in the database one step after the other, `before` being the first
     day that those keep who do not say; answers the days of which something went."""
     gone = []
-    async with _turn(db) as owner:
+    async with turn(db, "archive", lock_timeout=_LOCK_WAIT, statement_timeout=f"{_PATIENCE:.0f}s") as owner:
         for table in await owner.fetch(SQL["days"], before) if owner else ():
             if await _Day(db, objects, parquet, owner, table).archive(before):
                 gone.append(table["day"])
     return gone
-
-
-@asynccontextmanager
-async def _turn(db: Database) -> AsyncIterator[Connection | None]:
-    """A connection as the owner, or none if another archivist is at work."""
-    owner = await connect(db.url, "owner", lock_timeout=_LOCK_WAIT, statement_timeout=f"{_PATIENCE:.0f}s")
-    try:
-        yield owner if await owner.fetchval(SQL["take_turn"]) else None
-    finally:
-        await owner.close()
 
 
 class _Part(NamedTuple):
@@ -149,8 +139,8 @@ class _Day:
             lower = following
 
     async def _store(self, tenant_id: int, part: Bounds) -> _Part:
-        with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as folder:
-            rows = Path(folder, "rows.csv")
+        with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as place:
+            rows = Path(place, "rows.csv")
             await self._owner.copy_from_query(
                 SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N", timeout=_PATIENCE
             )

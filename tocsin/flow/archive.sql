@@ -1,8 +1,5 @@
 -- Run as the owner, one archivist at a time. What reads files runs in DuckDB.
 
--- :name take_turn
-select pg_try_advisory_lock(hashtext('tocsin.archive'))
-
 -- :name days
 -- Tables of days of which some tenant need not keep its rows here, attached or not: that which is being detached first,
 -- for no other can be meanwhile, then the oldest. $1: the first day that tenants keep who do not say.

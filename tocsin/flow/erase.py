@@ -15,21 +15,19 @@ Backups and what PostgreSQL has not vacuumed yet are not reached: they go in the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, InvalidInput, NotFound, Unavailable
-from tocsin.flow.shared import audit, cold, segments, shelf
+from tocsin.flow.shared import audit, cold, segments, shelf, turns
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.transitions import Stop
 from tocsin.model import packed
 from tocsin.model.access import Identity
 from tocsin.model.audit import anchors_folder
-from tocsin.store.db import Connection, Database, Row, Sql, connect
+from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger
 
@@ -113,7 +111,8 @@ async def turn(
     stops: list[Stop] = []
     if not await db.fetchval("engine", SQL["under_way"]):
         return Turn(stops, _RARELY)
-    async with _turn(db) as owner:
+    # Not while another server archives: a file that is just being made of a tenant's rows would outlive them.
+    async with turns.turn(db, "erase", "archive", "shelve", "publish", lock_timeout="2s") as owner:
         for row in await owner.fetch(SQL["due"]) if owner else ():
             erasure = _Erasure(db, objects, owner, row)
             try:
@@ -121,17 +120,6 @@ async def turn(
             except Unavailable as problem:
                 log.warning("a tenant cannot be erased yet", tenant_id=row["tenant_id"], error=problem.detail)
     return Turn(stops, _SOON)
-
-
-@asynccontextmanager
-async def _turn(db: Database) -> AsyncIterator[Connection | None]:
-    """A connection as the owner, or none while another server erases or archives: a file that is just being made of a
-    tenant's rows would outlive them."""
-    owner = await connect(db.url, "owner", lock_timeout="2s")
-    try:
-        yield owner if await owner.fetchval(SQL["take_turn"]) else None
-    finally:
-        await owner.close()
 
 
 class _Erasure:

@@ -20,10 +20,6 @@ update tenants set suspended_at = coalesce(suspended_at, now()) where id = $1
 -- :name revoke
 update api_keys set revoked_at = now() where tenant_id = $1 and revoked_at is null
 
--- :name take_turn
-select pg_try_advisory_lock(hashtext('tocsin.erase')) and pg_try_advisory_lock(hashtext('tocsin.archive'))
-       and pg_try_advisory_lock(hashtext('tocsin.shelve'))
-
 -- :name due
 -- Erasures under way, the oldest first; and once an hour those that are over, for what came late.
 select e.* from erasures e

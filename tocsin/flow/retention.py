@@ -16,10 +16,14 @@ _WAVE = 1000
 _LINES = 100_000  # of logs, in one transaction
 
 
-async def expire(db: Database, objects: ObjectStore, runs_days: int) -> int:
-    """Let files go whose retention is over, unless they are held; answers how many. First nobody reads them, then the
-    objects go, then what the catalogue says of them: whoever is interrupted is followed by the next turn."""
+async def expire(db: Database, runs_days: int) -> None:
+    """Let nobody read files whose retention is over, unless they are held."""
     await db.fetch("engine", SQL["expire"], runs_days)
+
+
+async def remove(db: Database, objects: ObjectStore) -> int:
+    """Let files go that nobody reads any more; answers how many. First the objects, then what the catalogue says of
+    them: whoever is interrupted is followed by the next turn."""
     gone = 0
     while wave := await db.fetch("engine", SQL["expired"], _WAVE):
         for row in wave:

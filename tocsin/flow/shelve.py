@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 from tocsin.errors import ServerFault
 from tocsin.flow.shared import audit, shelf
+from tocsin.flow.shared.turns import turn
 from tocsin.model.audit import GENESIS, link, of_one_day
-from tocsin.store.db import Connection, Database, Row, Sql, connect
+from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
@@ -36,7 +37,7 @@ async def shelve(db: Database, objects: ObjectStore, parquet: Parquet, before: d
     """Move the records of days before this one, or before the one that a tenant says; answers how many files were
     made."""
     made = 0
-    async with _turn(db) as owner:
+    async with turn(db, "shelve", lock_timeout="2s") as owner:
         if owner is None or await owner.fetchval(SQL["older_servers"]):
             return 0
         for row in await owner.fetch(SQL["unfinished"]):
@@ -57,16 +58,6 @@ def _one_tenants(tenant_id: int) -> Iterator[None]:
         yield
     except ServerFault as fault:
         log.error("a tenant's audit is not archived", tenant_id=tenant_id, why=str(fault))
-
-
-@asynccontextmanager
-async def _turn(db: Database) -> AsyncIterator[Connection | None]:
-    """A connection as the owner, or none if another server is at it."""
-    owner = await connect(db.url, "owner", lock_timeout="2s")
-    try:
-        yield owner if await owner.fetchval(SQL["take_turn"]) else None
-    finally:
-        await owner.close()
 
 
 class _Part(NamedTuple):

@@ -1,8 +1,5 @@
 -- Run as the owner, one server at a time: nobody else may take a record out of the audit.
 
--- :name take_turn
-select pg_try_advisory_lock(hashtext('tocsin.shelve'))
-
 -- :name older_servers
 -- They would miss what is in files.
 select exists (select from servers where newest_migration < '0041' and seen_at > now() - interval '1 minute')

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tocsin.clock import EPOCH
-from tocsin.flow import archive, retention, shelve
+from tocsin.flow import archive, publish, retention, shelve
 from tocsin.node.loop import Loop
 from tocsin.settings import Settings
 from tocsin.store.db import Database
@@ -29,6 +29,7 @@ class Archivist(Loop):
         self._objects = objects
         self._parquet = parquet
         self._settings = settings
+        self._published: dict[int, str] = {}
 
     async def run_once(self) -> float:
         try:
@@ -46,7 +47,11 @@ class Archivist(Loop):
         if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
             await retention.forget_jobs(self._db, ended)
         await shelve.shelve(self._db, self._objects, self._parquet, ended.date())
-        await retention.expire(self._db, self._objects, self._settings.runs_days)
+        await retention.expire(self._db, self._settings.runs_days)
+        if self._settings.iceberg:
+            # Before the files go that it is not to name any more.
+            await publish.publish(self._db, self._objects, self._published)
+        await retention.remove(self._db, self._objects)
         await retention.expire_audit(self._db, self._objects, self._settings.audit_days)
         await retention.expire_logs(self._db, self._settings.logs_days)
         await self._parquet.tidy()

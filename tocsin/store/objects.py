@@ -21,6 +21,7 @@ class ObjectStore:
     def __init__(self, url: str, folder: Path) -> None:
         import obstore.store as backends  # 5 MB of native code: only who stores objects pays for it
 
+        self._url = url
         self._folder: Path | None = None if url else folder
         try:
             if self._folder is None:
@@ -83,6 +84,10 @@ class ObjectStore:
             return
         except Exception as error:
             raise Unavailable(f"object storage refused a delete: {error}", code="objects_unavailable") from error
+
+    def address(self, key: str) -> str:
+        """Where an object lies, to others who have the same storage."""
+        return f"{self._url.rstrip('/')}/{key}" if self._folder is None else f"file://{self._folder.absolute() / key}"
 
     def file(self, key: str) -> Path | None:
         """Where an object lies on this machine, if it does: then nobody need copy it."""

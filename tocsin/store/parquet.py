@@ -163,9 +163,13 @@ class Parquet:
     async def write(self, rows: Path, columns: Mapping[str, str]) -> bytes:
         """A file of rows that PostgreSQL wrote as CSV, with `\\N` for null; they go. The same rows make the same
         bytes."""
+        numbers = "{" + ", ".join(f"'{name}': {number}" for number, name in enumerate(columns, 1)) + "}"
         types = "{" + ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items()) + "}"
         made = rows.with_suffix(".parquet")
-        sql = SQL["write"].replace("$COLUMNS", types).replace("$FROM", str(rows)).replace("$TO", str(made))
+        named = {"$COLUMNS": types, "$NUMBERS": numbers, "$FROM": str(rows), "$TO": str(made)}
+        sql = SQL["write"]
+        for name, value in named.items():
+            sql = sql.replace(name, value)
         await self._in_thread(sql, seconds=_WORK_SECONDS)
         await asyncio.to_thread(rows.unlink)
         return await asyncio.to_thread(made.read_bytes)

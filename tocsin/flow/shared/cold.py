@@ -12,7 +12,7 @@ from tocsin.store.db import Connection, Database, Sql
 from tocsin.store.parquet import File, Parquet
 
 SQL = Sql(__file__)
-# Of a file, in order. Times are UTC without saying so.
+# Of a file, in order: new ones come last, for other engines know them by their place. Times are UTC without saying so.
 COLUMNS = {
     **{"tenant_id": "INTEGER", "run_id": "UUID", "attempt": "INTEGER", "job_id": "UUID", "job_name": "VARCHAR"},
     **{"pool": "VARCHAR", "job_version": "INTEGER", "final": "BOOLEAN", "state": "VARCHAR", "outcome": "VARCHAR"},
