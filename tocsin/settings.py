@@ -104,6 +104,11 @@ class Settings:
     proxies: str = _doc(
         "Addresses or networks of proxies in front of the servers, by commas: their `X-Forwarded-For` is believed.", ""
     )
+    oidc: str = _doc(
+        "Issuers of OpenID Connect whose tokens are believed: a file in TOML or JSON, or JSON itself; see "
+        "docs/how-to/oidc.md. Empty: none.",
+        "",
+    )
     connections: int = _doc(
         "Connections that a server has at once; one address, unless a proxy's, may have a quarter of them.", 10_000
     )

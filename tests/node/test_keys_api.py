@@ -15,7 +15,7 @@ from tests.flow.kit import Scene, WorkerHand, poll_opened
 from tocsin.flow import keys
 from tocsin.flow.keys import KeyHashes
 from tocsin.node.assemble import Node
-from tocsin.node.server import http
+from tocsin.node.server import authenticator
 from tocsin.settings import Settings
 from tocsin.store.vault import MasterKeys, new_key
 
@@ -198,8 +198,8 @@ async def test_a_revoked_key_is_refused_by_every_server_a_second_later(
         await api.get("/v1/jobs")
     await scene.api.delete(f"/v1/keys/{made['id']}")
     # Not by waiting for it: their clock goes on by that second.
-    monotonic = http.time.monotonic
-    monkeypatch.setattr(http.time, "monotonic", lambda: monotonic() + 1.0)
+    monotonic = authenticator.time.monotonic
+    monkeypatch.setattr(authenticator.time, "monotonic", lambda: monotonic() + 1.0)
     for api in (here, there):
         await api.get("/v1/jobs", expect=401)
 

@@ -331,6 +331,13 @@ async def found_cluster(db: Database, master: MasterKeys, known: dict[str, str])
     return out
 
 
+async def derived(db: Database, master: MasterKeys, purpose: str) -> list[bytes]:
+    """Keys for a purpose, the newest first, from the master keys; without one, from the cluster's own secret."""
+    if own := master.derive_all(purpose):
+        return own
+    return [hmac.digest(await db.fetchval("engine", SQL["token_key"]), purpose.encode(), "sha256")]
+
+
 class RunTokens:
     """Tokens scoped to one attempt: what a job may show to prove that it is that one.
 

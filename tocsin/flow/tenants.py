@@ -34,6 +34,15 @@ async def act_for(db: Database, who: Identity, slug: str) -> Identity:
     return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=Quotas.given(row), home_id=who.home)
 
 
+async def member(db: Database, slug: str, who: Identity) -> Identity | None:
+    """The same caller as one of this tenant, whatever it was before; None if there is no such tenant."""
+    row = await db.fetchrow("engine", SQL["find"], slug)
+    if row is None or row["erasing"] is not None:
+        return None
+    suspended = row["suspended_at"] is not None
+    return who._replace(tenant_id=row["id"], tenant=row["slug"], quotas=Quotas.given(row), suspended=suspended)
+
+
 async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish | None = None) -> dict[str, Any]:
     """A new tenant."""
     quotas = _changed(NO_QUOTAS, body.quotas)

@@ -131,7 +131,8 @@ class Identity(NamedTuple):
     role `run`: which attempt of the run that `key_id` then names. `address` and `request_id`, of calls that change
     something: from where, and what the call is named by. `suspended`: its tenant is, so that it may only read. `scope`:
     the jobs that the key is kept to; None: all. `duty`, of a worker key: whom it may serve. `home_id`: the key's own
-    tenant, if it acts for another."""
+    tenant, if it acts for another. `subject`, of who came with a token instead of a key: whom its issuer says that it
+    is; `key_id` then stands for that."""
 
     key_id: str
     key_name: str
@@ -146,6 +147,7 @@ class Identity(NamedTuple):
     scope: Scope | None = None
     duty: Duty = ANYBODY
     home_id: int = 0
+    subject: str = ""
 
     @property
     def home(self) -> int:
@@ -155,7 +157,7 @@ class Identity(NamedTuple):
     @property
     def actor(self) -> str:
         """How the audit names the caller."""
-        return f"key:{self.key_name or self.key_id}"
+        return f"oidc:{self.subject}" if self.subject else f"key:{self.key_name or self.key_id}"
 
     @property
     def bound_to(self) -> int | None:

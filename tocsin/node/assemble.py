@@ -44,8 +44,10 @@ from tocsin.node.planner import Planner
 from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
 from tocsin.node.sealer import Anchorer, Sealer
 from tocsin.node.server.app import build
+from tocsin.node.server.authenticator import Authenticator
 from tocsin.node.server.edge import Edge, common_headers
-from tocsin.node.server.http import Authenticator
+from tocsin.node.server.issuers import IssuerBook
+from tocsin.node.server.login import Logins
 from tocsin.node.server.protocol import HttpServer
 from tocsin.node.server.tls import Certificate
 from tocsin.node.tails import Tails
@@ -82,6 +84,7 @@ class Node:
         self.payloads = Payloads(self.db, self.master_keys, self.data_keys, parcels)
         self.contents = Contents(self.data_keys, parcels)
         self.edge = Edge(settings)
+        self.issuers = IssuerBook(settings.oidc)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
@@ -107,6 +110,7 @@ class Node:
         self._server = servers.Server.this(settings.port, __version__)
         self.gateway: Gateway
         self.key_hashes: keys.KeyHashes
+        self.logins: Logins
         self.doorkeeper: Doorkeeper
         self.eraser = Eraser(self.db, self.objects, self.tell)
 
@@ -117,13 +121,14 @@ class Node:
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
+        self.logins = await Logins.load(self)
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents, self.notes)
         self.gateway = Gateway(
             self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.notes, self.objects, self.tell
         )
         guests = (self.gateway, self.events, self.tails)
-        self.doorkeeper = Doorkeeper(self.db, guests, self.authenticator.note_used)
+        self.doorkeeper = Doorkeeper(self.authenticator.living, guests, self.authenticator.note_used)
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
         self.gateway.on_filled = self.backfiller.wake

@@ -6,9 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
-from tocsin.flow import keys
 from tocsin.node.loop import Loop
-from tocsin.store.db import Database
 
 _LOOK_SECONDS = 0.5
 _NOTE_SECONDS = 60.0
@@ -29,16 +27,22 @@ class Doorkeeper(Loop):
 
     name = "doorkeeper"
 
-    def __init__(self, db: Database, guests: Sequence[Guests], note_used: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        living: Callable[[set[str]], Awaitable[set[str]]],
+        guests: Sequence[Guests],
+        note_used: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`living`: those of these keys that still open the door."""
         super().__init__()
-        self._db = db
+        self._living = living
         self._guests = guests
         self._note_used = note_used
         self._noted_at = float("-inf")
 
     async def run_once(self) -> float:
         inside = set[str]().union(*(guests.keys_inside() for guests in self._guests))
-        gone = inside - await keys.living(self._db, inside) if inside else set()
+        gone = inside - await self._living(inside) if inside else set()
         if gone:
             for guests in self._guests:
                 guests.show_out(gone)

@@ -34,6 +34,9 @@ def build(node: Node) -> Respond:
     for path, open_to_all in _open_routes(node).items():
         places.add("GET", path, open_to_all)
     places.add("GET", "/v1/payloads/{token}", _payload(node))
+    places.add("GET", "/login", node.logins.begin)
+    places.add("GET", "/login/callback", node.logins.finish)
+    places.add("POST", "/logout", node.logins.end)
 
     edge = node.edge
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,10 +21,9 @@ from tocsin.errors import (
     NotSupported,
     PreconditionFailed,
     ServerFault,
-    Unauthorized,
     UnsupportedMedia,
 )
-from tocsin.flow import catalog, history, keys, tenants
+from tocsin.flow import catalog, history
 from tocsin.flow.shared.idempotency import Wish, digest, wish_of
 from tocsin.model.access import Identity, Kept, allowed, kept_by
 from tocsin.model.ids import parse_id
@@ -48,74 +45,14 @@ Endpoint = Callable[[Request], Awaitable[Reply]]
 
 CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
-_KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_VALUE = 1024  # characters of a query parameter
 _SAFE = frozenset(("GET", "HEAD"))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
-_SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 # Fields that the contract names and nothing here acts on yet.
 _PLANNED_FIELDS = {"same_version"}
 _PATH = re.compile(r" - at `\$?(?P<path>[^`]*)`$")
-
-
-class Authenticator:
-    """Keys to identities, remembered for a second."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._known: dict[bytes, tuple[float, Identity]] = {}
-        self._used: dict[str, bytes | None] = {}
-
-    async def identify(self, request: Request) -> Identity:
-        """Who calls; raises if nobody we know."""
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key or "," in key:  # a comma: the header came twice
-            raise Unauthorized("give one header `Authorization: Bearer <key>`", headers={"www-authenticate": "Bearer"})
-        if key.startswith(keys.RUN_PREFIX):
-            return self._attempt(request, key)
-        who = await self._known_or_found(request, key)
-        if slug := request.headers.get("tocsin-tenant"):
-            if not _SLUG.fullmatch(slug):
-                raise NotFound("there is no such tenant")
-            who = await tenants.act_for(self._node.db, who, slug)
-        return who
-
-    def _attempt(self, request: Request, token: str) -> Identity:
-        """A run that calls with its own token: it is known in its own place alone."""
-        who = self._node.gateway.tokens.read(token, request.params.get("id", ""))
-        if who is None:
-            self._node.edge.failed(request)
-            raise Unauthorized("this is not the token of this run", headers={"www-authenticate": "Bearer"})
-        return who
-
-    async def _known_or_found(self, request: Request, key: str) -> Identity:
-        fingerprint = hashlib.sha256(key.encode()).digest()
-        now = time.monotonic()
-        found = self._known.get(fingerprint)
-        if found is not None and now - found[0] < _KEY_TTL:
-            return found[1]
-        if found is None:
-            self._node.edge.hold_back(request)
-        # A key that was good a moment ago does not queue up with the rest: a worker's heartbeat may wait for it.
-        pool = "engine" if found is None else "vital"
-        holder = await keys.identify(self._node.db, self._node.key_hashes, key, pool)
-        if holder is None:
-            self._known.pop(fingerprint, None)
-            self._node.edge.failed(request)
-            raise Unauthorized("this key is not known, or it was revoked", headers={"www-authenticate": "Bearer"})
-        if len(self._known) > 10_000:
-            self._known.clear()
-        self._known[fingerprint] = (now, holder.who)
-        self._used[holder.who.key_id] = holder.anew
-        return holder.who
-
-    async def note_used(self) -> None:
-        """Write down which keys were used since it was last asked."""
-        used, self._used = self._used, {}
-        if used:
-            await keys.note_used(self._node.db, self._node.key_hashes, used)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import http
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from email.utils import formatdate
 from types import MappingProxyType
 from typing import Any
@@ -54,7 +54,7 @@ class ClientGone(Exception):
 class Reply:
     """An answer: its whole body, or parts that come over time."""
 
-    __slots__ = ("body", "headers", "media_type", "status", "stream")
+    __slots__ = ("body", "cookies", "headers", "media_type", "status", "stream")
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class Reply:
         headers: dict[str, str] | None = None,
         media_type: str = "application/json",
         stream: AsyncGenerator[bytes, None] | None = None,
+        cookies: Sequence[str] = (),
     ) -> None:
         self.body = body
+        self.cookies = cookies
         self.status = status
         self.headers = headers
         self.media_type = media_type
@@ -382,6 +384,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _head(self, request: Request, reply: Reply, length: bytes) -> bytes:
         lines = f"content-type: {reply.media_type}\r\n" + self._server.head_lines(reply.headers)
+        if reply.cookies:
+            lines += "".join(f"set-cookie: {cookie}\r\n" for cookie in reply.cookies)
         if not request.keep_alive or not request.complete or self._deaf or self._server.leaving:
             request.keep_alive = False
             lines += "connection: close\r\n"
