@@ -19,6 +19,7 @@ from typing import Any
 from bench import (
     archive,
     audit,
+    backfill,
     burst,
     claim,
     days,
@@ -249,6 +250,17 @@ def _fair(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.add(f"fair: one run behind {lone.queued:,}", f"{max(lone.waited_ms):.0f} ms", f"the longest (all: {times})")
 
 
+def _backfill(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = backfill.measure(made, repeat=options.repeat)
+    report.document["backfill"] = found.document()
+    p99 = f"p99 {found.p99(True):.1f} ms, alone {found.p99(False):.1f} ms"
+    report.add(
+        "backfill: live runs start late beside it", f"{found.ratio:.2f}", f"of alone: {p99}; bar {backfill.BAR:g}"
+    )
+    for one in found.stretches:
+        report.add("backfill", f"p99 {one.p99:.1f} ms", backfill.describe(one))
+
+
 def _detach(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = detach.measure(made)
     report.document["detach"] = found.document()
@@ -304,6 +316,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "logs": _logs,
     "xmin": _xmin,
     "fair": _fair,
+    "backfill": _backfill,
     "storm": _storm,
     # Last: they leave a server behind, and take a while.
     "detach": _detach,

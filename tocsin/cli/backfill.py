@@ -206,7 +206,7 @@ def _preview(counted: Document) -> str:
     """What there is to do, in one or two lines."""
     if not counted["total"]:
         return "no runs: nothing was owed in this range"
-    shown = [local(at) for at in counted["first"]]
+    shown = [local(at) for at in counted["first"][:3]]
     if counted["total"] > len(shown):
         shown += ["…"] * (counted["total"] > len(shown) + 1) + [local(counted["last"])]
     many = ", more than one backfill may have" if counted["too_many"] else ""

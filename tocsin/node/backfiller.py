@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,9 @@ from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 
 _SWEEP_SECONDS = 1.0
-_AGAIN_SECONDS = 0.05  # after a turn that left some to whoever was at them
+# After each turn it rests, five times as long as the turn took: nobody waits for the past, what ends meanwhile is taken
+# up together, and where the database is busy with live work there is less of this, not more.
+_REST, _SHORTEST_REST, _LONGEST_REST = 5.0, 0.05, 1.0
 
 
 class Backfiller(Loop):
@@ -25,7 +28,7 @@ class Backfiller(Loop):
         self._db = db
         self._hint = hint
         self._tables = Tables()
-        self._sweep_at = float("-inf")
+        self._sweep_at = self._rested_at = float("-inf")
 
     def look(self) -> None:
         """There may be something to do for any of them."""
@@ -33,12 +36,14 @@ class Backfiller(Loop):
         self.wake()
 
     async def run_once(self) -> float:
-        everywhere = time.monotonic() >= self._sweep_at
+        await asyncio.sleep(self._rested_at - time.monotonic())
+        begun = time.monotonic()
+        everywhere = begun >= self._sweep_at
         if everywhere:
-            self._sweep_at = time.monotonic() + _SWEEP_SECONDS
+            self._sweep_at = begun + _SWEEP_SECONDS
         filled = await fill(self._db, self._tables, everywhere)
         if filled.hints:
             self._hint(filled.hints)
-        if filled.more:
-            return _AGAIN_SECONDS
-        return max(0.0, self._sweep_at - time.monotonic())
+        now = time.monotonic()
+        self._rested_at = now + min(max(_REST * (now - begun), _SHORTEST_REST), _LONGEST_REST)
+        return 0.0 if filled.more else max(0.0, self._sweep_at - now)

@@ -1,0 +1,160 @@
+"""backfill: what live work notices of a past that is filled beside it.
+
+Jobs of 20 tenants fall due all the time; how late their runs start is compared between stretches of time with and
+without backfills of a year of days each, one after the other, by turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.stand import TENANTS, Api, Stand, await_until, say
+
+BAR = 1.5  # times as late at the 99th percentile
+_LIVE_PER_TENANT = 10  # jobs that fall due each second
+_SECONDS = 10.0  # of a stretch
+_SLOTS = 100
+_AT_ONCE = 8  # runs of a backfill
+_NOOP = {"kind": "python", "function": "bench.noop"}
+_YEAR = {"from": "2025-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z", "max_concurrency": _AT_ONCE}
+_LAGS = """
+select extract(epoch from started_at - ready_at)::float8 * 1000 as ms
+  from history
+ where job_id = any($1::uuid[]) and trigger = 'schedule' and ready_at >= $2 and ready_at < $3 and started_at is not null
+"""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """How late live runs started, in milliseconds, and how many runs of backfills ended meanwhile."""
+
+    filling: bool
+    runs: int
+    p50: float
+    p99: float
+    filled: int
+    foreign_cores: float
+
+
+@dataclass(frozen=True)
+class Backfilled:
+    """All stretches, by turns without and with."""
+
+    stretches: list[Stretch]
+
+    def p99(self, filling: bool) -> float:
+        """The median of the stretches with, or without."""
+        return statistics.median(one.p99 for one in self.stretches if one.filling is filling)
+
+    @property
+    def ratio(self) -> float:
+        """How many times as late the latest of a hundred live runs starts: the median over neighbours."""
+        pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
+        return statistics.median(beside.p99 / alone.p99 for alone, beside in pairs)
+
+    def document(self) -> dict[str, Any]:
+        """For the results' file."""
+        return {"ratio": self.ratio, "stretches": [asdict(one) for one in self.stretches]}
+
+
+def measure(stand: Stand, *, repeat: int = 3) -> Backfilled:
+    """Stretches by turns, on one stand."""
+    live = _live_jobs(stand.api)
+    past = stand.api.create_job(_NOOP, "fill-00")
+    stand.start_workers(1, _SLOTS)
+    try:
+        await_until(lambda: _lags(stand, live, datetime(2026, 1, 1, tzinfo=UTC)), "live runs start")
+        _stretch(stand, live, past, filling=True)  # to warm up
+        found = [_stretch(stand, live, past, filling) for _ in range(repeat) for filling in (False, True)]
+    finally:
+        stand.stop_workers()
+        api = stand.api.another()  # nobody spoke on the first one for long
+        for name, job in live.items():
+            api.post(f"/v1/jobs/{job}/cancel", {}, name.partition("/")[0])
+    return Backfilled(found)
+
+
+def describe(one: Stretch) -> str:
+    """One line."""
+    beside = f"beside {one.filled:,} runs of backfills" if one.filling else "alone"
+    return (
+        f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms of {one.runs:,} live runs {beside}; "
+        f"others used {one.foreign_cores:.2f} cores"
+    )
+
+
+def _live_jobs(api: Api) -> dict[str, str]:
+    """Jobs that fall due every second, by tenant and number."""
+    jobs = {}
+    for number in range(TENANTS):
+        slug = f"fill-{number:02d}"
+        api.post("/v1/tenants", {"slug": slug})
+        for n in range(_LIVE_PER_TENANT):
+            jobs[f"{slug}/{n}"] = api.create_job(_NOOP, slug, schedule={"every": "PT1S"}, overlap="allow")
+    return jobs
+
+
+def _stretch(stand: Stand, live: dict[str, str], past: str, filling: bool) -> Stretch:
+    stand.await_quiet()
+    from_, begun, before = _now(stand), time.perf_counter(), stand.cpu()
+    with _backfills(stand.api.another(), past) if filling else _nothing() as filled:
+        time.sleep(_SECONDS)
+        to = _now(stand)
+    foreign = stand.cpu().since(before).foreign() / (time.perf_counter() - begun)
+    lags = _lags(stand, live, from_, to)
+    cuts = statistics.quantiles(lags, n=100)
+    one = Stretch(filling, len(lags), cuts[49], cuts[98], sum(filled), foreign)
+    if filling and not one.filled:
+        raise RuntimeError("no run of a backfill ended: that says nothing")
+    say(describe(one))
+    return one
+
+
+@contextmanager
+def _nothing() -> Iterator[list[int]]:
+    yield []
+
+
+@contextmanager
+def _backfills(api: Api, job: str) -> Iterator[list[int]]:
+    """A year is filled again and again, until it is left; how much of each."""
+    filled: list[int] = []
+    over = threading.Event()
+
+    def fill() -> None:
+        while not over.is_set():
+            made = api.post(f"/v1/jobs/{job}/backfill", _YEAR | {"schedule": {"cron": "0 0 * * *"}}, "fill-00")
+            path = f"/v1/backfills/{made['id']}"
+            while (found := api.call("GET", path, tenant="fill-00"))["state"] == "running" and not over.wait(0.2):
+                pass
+            if found["state"] == "running":
+                found = api.post(f"{path}/cancel", {}, "fill-00")
+            if found["failed"]:
+                raise RuntimeError(f"{found['failed']} runs of a backfill failed")
+            filled.append(found["succeeded"])
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    try:
+        yield filled
+    finally:
+        over.set()
+        filler.join()
+
+
+def _now(stand: Stand) -> datetime:
+    return asyncio.run(stand.query("select now() as now"))[0]["now"]  # type: ignore[no-any-return]
+
+
+def _lags(stand: Stand, live: dict[str, str], from_: datetime, to: datetime | None = None) -> list[float]:
+    """How late the runs that fell due between two instants started."""
+    rows = asyncio.run(stand.query(_LAGS, list(live.values()), from_, to or _now(stand)))
+    return [row["ms"] for row in rows]
