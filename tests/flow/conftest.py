@@ -26,16 +26,19 @@ begin
     set local session_replication_role = replica;
     for t in select c.relname from pg_class c
               where c.relnamespace = 'tocsin'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
-                and c.relname not in ('migrations', 'cluster', 'tenants', 'api_keys', 'pools', 'lanes', 'audit_sealer')
+                and c.relname not in ('migrations', 'cluster', 'tenants', 'api_keys', 'pools', 'lanes', 'audit_sealer',
+                                      'workers')
     loop
         execute format('delete from tocsin.%I', t);
     end loop;
+    delete from tocsin.workers where name <> 'conductor';
+    update tocsin.workers set state = 'live', lease_until = '9999-01-01', gone_at = null;
     delete from tocsin.api_keys where name not like 'tocsin up (%)';
     delete from tocsin.tenants where slug <> 'default';
     update tocsin.tenants set weight = 1, max_jobs = null, max_queued = null, max_running = null, submit_rate = null,
                               log_bytes_per_day = null, runs_days = null, legal_hold = false, suspended_at = null,
                               hot_days = null, logs_days = null, audit_days = null;
-    delete from tocsin.pools where name <> 'default' and name not in (select pool from tocsin.lanes);
+    delete from tocsin.pools where name not in ('default', 'workflows') and name not in (select pool from tocsin.lanes);
     update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1;
     update tocsin.cluster set restored = 0;
     update tocsin.audit_sealer set high = (select last_value from tocsin.audit_id_seq), gaps = '[]', epoch = 0;

@@ -105,7 +105,10 @@ class Scene:
 
     async def shares(self, most: int) -> list[Share]:
         """Everything from everywhere, as a dispatcher would that knows no floors."""
-        places = await self.rows("select distinct lane_id, tenant_id from runs where state in ('ready', 'staged')")
+        places = await self.rows(
+            "select distinct lane_id, tenant_id from runs where state in ('ready', 'staged')"
+            " and lane_id not in (select id from lanes where pool = 'workflows')"
+        )
         return [Share(p["lane_id"], p["tenant_id"], most, THE_BEGINNING) for p in places]
 
     async def employ(self, worker: str, lease: float = 3600) -> str:

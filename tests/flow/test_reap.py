@@ -89,19 +89,19 @@ async def test_a_stopping_run_of_a_lost_worker_is_cancelled(scene: Scene, worker
 async def test_a_lease_that_was_renewed_in_time_is_left_alone(scene: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)
     [key] = await hold(scene, worker)
-    await scene.sql.execute("update workers set lease_until = now() + interval '2 s'")
+    await scene.sql.execute("update workers set lease_until = now() + interval '2 s' where name = 'hand'")
     assert await reap.lapse(scene.db) == [], "until its last moment it is the worker's"
     scene.node.gateway._sessions[worker.id].renewed_at = float("-inf")
     await worker.report(running=[[key[0], key[2]]], last_claim=10**9)
     assert await reap.lapse(scene.db) == []
-    until = await scene.value("select lease_until - now() > interval '5 s' from workers")
+    until = await scene.value("select lease_until - now() > interval '5 s' from workers where name = 'hand'")
     assert until and (await scene.run(key[0]))["state"] == "running"
 
 
 async def test_two_reapers_take_back_once(scene: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)
     [key] = await hold(scene, worker)
-    await scene.sql.execute("update workers set lease_until = now() - interval '1 ms'")
+    await scene.sql.execute("update workers set lease_until = now() - interval '1 ms' where name = 'hand'")
     assert len(await reap.lapse(scene.db)) == 1 and await reap.lapse(scene.db) == []
     first, second = await reap.orphans(scene.db), await reap.orphans(scene.db)
     assert (await scene.end(worker.id, first[0].finished)).accepted == {(key[0], key[2])}

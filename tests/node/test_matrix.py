@@ -40,12 +40,14 @@ OWNED = {
     "/v1/pools/{name}": "shared",
     "/v1/backfills/{id}": "backfill",
     "/v1/channels/{name}": "channel",
+    "/v1/workflows/by-name/{name}": "workflow_name",
     "/v1/workflows/{id}": "workflow",
     "/v1/workflow-runs/{id}": "workflow_run",
 }
 # Whoever sends these makes something of its own under the name, whoever else has one.
 MAKES = {("PUT", "/v1/calendars/{name}"), ("PUT", "/v1/secrets/{name}"), ("PUT", "/v1/circuits/{name}")} | {
-    ("PUT", "/v1/jobs/by-name/{name}")
+    ("PUT", "/v1/jobs/by-name/{name}"),
+    ("PUT", "/v1/workflows/by-name/{name}"),
 }
 
 
@@ -115,6 +117,11 @@ class House:
             self.slug,
             self.own["secret"],
         )
+        self.own["workflow_name"] = f"{self.slug}-flow"
+        flow = {"name": self.own["workflow_name"], "jobs": {"a": {"target": PROCESS}}}
+        self.own["workflow"] = (await scene.api.post("/v1/workflows", flow, **platform))["id"]
+        made = await scene.api.post(f"/v1/workflows/{self.own['workflow']}/runs", **platform)
+        self.own["workflow_run"] = made["id"]
         hourly = await scene.api.post("/v1/jobs", job | {"schedule": {"cron": "0 * * * *"}}, **platform)
         if ("POST", "/v1/jobs/{id}/backfill") not in PLANNED:
             past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}

@@ -32,7 +32,7 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
 
 -- :name list
 -- :include columns
- where j.tenant_id = $1
+ where j.tenant_id = $1 and j.node is null
    and ($2::uuid is null or j.id < $2)
    and ($3::text is null or j.state = $3)
    and ($4::text is null or (select l.pool from lanes l where l.id = j.lane_id) = $4)

@@ -10,9 +10,9 @@ from datetime import datetime
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow.shared import audit, calendars, triggers
+from tocsin.flow.shared import audit, calendars, nodes, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.jobs import opened, seen
+from tocsin.flow.shared.jobs import on_its_own, opened, seen
 from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.transitions import (
     NOTHING,
@@ -58,6 +58,8 @@ async def pause(
             if trigger is not None or first is not None:
                 await triggers.put(connection, key, first, paused=True)
             await connection.execute(SQL["hold"], who.tenant_id, job_id)
+            if job["has_nodes"]:
+                await nodes.hold(connection, key)
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "paused")
             await audit.record(connection, audit.entry(who, "job.pause", f"job:{job_id}", reason=reason))
         await remember(connection, wish, 200, [job_id], job["version"])
@@ -79,6 +81,8 @@ async def resume(
             if trigger is not None and trigger["held_at"] is not None:
                 woken = await _resume_trigger(connection, who, job_id, job, trigger["held_at"])
             woken += hints(await connection.fetch(SQL["waiting_paused"], who.tenant_id, job_id))
+            if job["has_nodes"]:
+                woken += hints(await nodes.unhold(connection, Key(who.tenant_id, job_id)))
             await audit.record(connection, audit.entry(who, "job.resume", f"job:{job_id}", reason=reason))
         await remember(connection, wish, 200, [job_id], job["version"])
     return Controlled(woken, [])
@@ -133,6 +137,8 @@ async def cancel(
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
             await connection.execute(SQL["leave_parents"], who.tenant_id, job_id)
+            if job["has_nodes"]:
+                await nodes.cancel(connection, key)
             await lock_limits(connection, [key])
             rows = await cancel_runs(connection, key, reason, stop_running=stop_running)
             await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
@@ -171,7 +177,7 @@ def _frees(row: Row) -> bool:
 
 async def _locked_job(connection: Connection, who: Identity, job_id: str, version: int | None) -> Row:
     """The job, held until the end of the transaction."""
-    return seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version)
+    return on_its_own(seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version))
 
 
 async def _open_job(connection: Connection, who: Identity, job_id: str, verb: str, version: int | None) -> Row:

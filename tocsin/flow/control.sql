@@ -1,5 +1,6 @@
 -- :name lock_job
-select state, once, version, name, schedule,
+select state, once, version, name, schedule, node,
+       exists (select from jobs n where n.tenant_id = $1 and n.workflow_id = jobs.id) as has_nodes,
        coalesce(anchored_at, created_at) as anchor, now() as now
   from jobs
  where tenant_id = $1 and id = $2

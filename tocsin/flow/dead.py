@@ -76,7 +76,9 @@ async def redrive(
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
         letters = await _take(connection, who, chosen, cancelled_too=False)
-        templates = await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
+        jobs = await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
+        heads = [letter["id"] for letter in letters if jobs[letter["job_id"]]["has_nodes"]]
+        families = await _families(connection, who, heads)
         new = [
             NewRun(
                 who.tenant_id,
@@ -87,8 +89,8 @@ async def redrive(
                 was["priority"],
                 was["args"],
                 was["id"],
-                key_id=key_of_run(who.tenant_id, templates[was["job_id"]], was["args"]),
-                family=Family(was["logical_at"]),
+                key_id=key_of_run(who.tenant_id, jobs[was["job_id"]]["key_template"], was["args"]),
+                family=families.get(was["id"]) or Family(was["logical_at"]),
             )
             for i, (id_, was) in enumerate(zip(new_ids(now, len(letters)), letters, strict=True))
         ]
@@ -141,12 +143,11 @@ async def retry(
         if origin is None:
             raise NotFound("there is no ended run with this id")
         job_id, args = origin["job_id"], origin["args"]
-        templates = await _hold_jobs(connection, who, [job_id])
-        key = key_of_run(who.tenant_id, templates[job_id], args)
-        at = _stands_for(origin)
-        parents = None if at is None else await parents_at(connection, Key(who.tenant_id, job_id), at)
-        new = NewRun(who.tenant_id, new_id(now), job_id, "retry", None, origin["priority"], args, run_id, key_id=key,
-                     family=Family(at, parents=parents))  # fmt: skip
+        job = (await _hold_jobs(connection, who, [job_id]))[job_id]
+        family = await _family(connection, who, run_id, job, origin, archived=bool(archived))
+        key = key_of_run(who.tenant_id, job["key_template"], args)
+        given = None, origin["priority"], args, run_id
+        new = NewRun(who.tenant_id, new_id(now), job_id, "retry", *given, key_id=key, family=family)
         rows = await stage(connection, [new])
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))
         await remember(connection, wish, 202, [new.id])
@@ -171,11 +172,40 @@ async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancel
     return letters  # type: ignore[no-any-return]
 
 
-async def _hold_jobs(connection: Connection, who: Identity, ids: Sequence[str]) -> dict[str, str | None]:
-    """Keep these jobs as they are; from what their runs' concurrency keys follow."""
+async def _hold_jobs(connection: Connection, who: Identity, ids: Sequence[str]) -> dict[str, Row]:
+    """Keep these jobs as they are; what of them matters to their new runs."""
     rows = await connection.fetch(SQL["hold_jobs"], who.tenant_id, sorted(set(ids)))
-    open_ = {row["id"]: row["key_template"] for row in rows if row["state"] != "cancelled"}
+    open_ = {row["id"]: row for row in rows if row["state"] != "cancelled"}
     gone = [id_ for id_ in ids if id_ not in open_]
     if gone:
         raise Conflict(f"job {gone[0]} is cancelled and takes no more runs", code="job_cancelled")
     return open_
+
+
+# ── workflow runs ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _family(
+    connection: Connection, who: Identity, run_id: str, job: Row, origin: Row | Mapping[str, Any], *, archived: bool
+) -> Family:
+    """To what a run belongs that is to be run again; raises why it cannot be."""
+    if job["node"] is None and not job["has_nodes"]:
+        at = _stands_for(origin)
+        parents = None if at is None else await parents_at(connection, Key(who.tenant_id, job["id"]), at)
+        return Family(at, parents=parents)
+    if job["node"] is not None:
+        raise Conflict("this run is part of a workflow run: retry that, and what failed of it", code="part_of_workflow")
+    if archived:
+        raise Conflict("what became of this workflow run's jobs is archived: run the workflow anew", code="archived")
+    last = await connection.fetchrow(SQL["last_head"], who.tenant_id, run_id, job["id"])
+    if last["live"]:
+        raise Conflict("this workflow run is under way", code="under_way")
+    if last["state"] == "succeeded":
+        raise Conflict("nothing of this workflow run failed: run the workflow anew", code="nothing_failed")
+    return (await _families(connection, who, [run_id]))[run_id]
+
+
+async def _families(connection: Connection, who: Identity, run_ids: Sequence[str]) -> dict[str, Family]:
+    """That new runs go on with the workflow runs that these are of, and stand for the same instants."""
+    rows = await connection.fetch(SQL["heads"], who.tenant_id, list(run_ids)) if run_ids else []
+    return {row["id"]: Family(row["logical_at"], row["workflow_run_id"]) for row in rows}

@@ -40,7 +40,34 @@ select count(*)
          limit 100000) d
 
 -- :name hold_jobs
-select id::text as id, state, key_template from jobs where tenant_id = $1 and id = any($2::uuid[]) order by id for share
+select j.id::text as id, j.state, j.key_template, j.node,
+       exists (select from jobs n where n.tenant_id = $1 and n.workflow_id = j.id) as has_nodes
+  from jobs j
+ where j.tenant_id = $1 and j.id = any($2::uuid[])
+ order by j.id
+   for share
+
+-- :name heads
+-- The workflow runs that these are of, and the instants that they stand for.
+select h.run_id::text as id, coalesce(h.workflow_run_id, h.run_id)::text as workflow_run_id,
+       coalesce(h.logical_at, h.scheduled_for) as logical_at
+  from history h
+ where h.tenant_id = $1 and h.run_id = any($2::uuid[]) and h.final
+
+-- :name last_head
+-- How a workflow run stands of which this is a head: whether one of its heads lives, and how the last one ended.
+with first as (
+    select coalesce(h.workflow_run_id, h.run_id) as id
+      from history h
+     where h.tenant_id = $1 and h.run_id = $2 and h.final
+)
+select exists (select from runs r
+                where r.tenant_id = $1 and r.job_id = $3 and (r.id = f.id or r.workflow_run_id = f.id)) as live,
+       (select h.state from history h
+         where h.tenant_id = $1 and h.job_id = $3 and (h.run_id = f.id or h.workflow_run_id = f.id) and h.final
+         order by h.run_id desc
+         limit 1) as state
+  from first f
 
 -- :name origin
 select h.job_id::text as job_id, h.priority, h.args, h.trigger, h.scheduled_for, h.logical_at

@@ -24,15 +24,17 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import Contention, InvalidInput, PreconditionFailed
+from tocsin.errors import Conflict, Contention, InvalidInput, PreconditionFailed
 from tocsin.flow.shared import audit, calendars, circuits, dependencies, parcels, triggers
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.contents import Contents, uses_of
 from tocsin.flow.shared.dependencies import Child, Parents
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.jobs import columns_of, name_taken, opened, seen, within_scope
+from tocsin.flow.shared.jobs import columns_of, name_taken, on_its_own, opened, seen, within_scope
 from tocsin.flow.shared.joins import hold_graph
 from tocsin.flow.shared.lanes import LaneBook, lane_key
+from tocsin.flow.shared.nodes import Nodes
+from tocsin.flow.shared.nodes import store as store_nodes
 from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import (
     Hint,
@@ -64,6 +66,7 @@ from tocsin.model.schedule import (
     stands_for,
     timetable,
 )
+from tocsin.model.targets import WorkflowTarget
 from tocsin.model.timetable import TICK
 from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation
 from tocsin.wire import decode_job_spec, encode
@@ -160,7 +163,8 @@ async def edit(
     """Change an open job; the same document again is no new version. Raises `Replay` for a known key."""
 
     async def turn(connection: Connection, held: _Held | None) -> Edited:
-        job = opened(seen(await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id), version), "changed")
+        row = await connection.fetchrow(SQL["lock_job"], who.tenant_id, job_id)
+        job = opened(on_its_own(seen(row, version)), "changed")
         old = decode_job_spec(job["spec"])
         present = await contents.whole(who.tenant_id, old)
         new = change(job["spec"].encode() if present is old else encode(present))
@@ -181,8 +185,10 @@ async def replace_named(
     version: int | None,
     horizon: timedelta,
     contents: Contents,
+    nodes: Nodes | None = None,
 ) -> Edited | None:
-    """The same for the open job of a name; None if there is none. Raises `Replay` for a known key."""
+    """The same for the open job of a name; None if there is none. With `nodes` it is a workflow, and is made of these.
+    Raises `Replay` for a known key."""
 
     async def turn(connection: Connection, held: _Held | None) -> Edited | None:
         job = await connection.fetchrow(SQL["lock_named"], who.tenant_id, name)
@@ -190,8 +196,13 @@ async def replace_named(
             raise PreconditionFailed(f"there is no job {name!r} at version {version}")
         if job is None:
             return None
-        old = decode_job_spec(job["spec"])
+        old = decode_job_spec(on_its_own(job)["spec"])
+        if (nodes is not None) is not isinstance(old.target, WorkflowTarget):
+            kind = "a job" if nodes is not None else "a workflow"
+            raise Conflict(f"{name!r} is the name of {kind}", code="name_taken")
         done = await _change(connection, lanes, who, job, old, spec, db.clock.now(), horizon, contents, held)
+        if nodes is not None and done.version != job["version"]:
+            await store_nodes(connection, who, job["id"], nodes, paused=job["state"] == "paused")
         await remember(connection, wish, 200, [job["id"]], done.version)
         return done
 
@@ -235,7 +246,8 @@ async def _change(
     held: _Held | None,
 ) -> Edited:
     new = await contents.whole(who.tenant_id, new)
-    check(new)
+    # A job becomes no workflow, and a workflow is changed by a document that was checked as one.
+    check(new, of_workflow=isinstance(old.target, WorkflowTarget) and isinstance(new.target, WorkflowTarget))
     within_scope(who, new)
     new = await contents.keep(who.tenant_id, new, old)
     if new.schedule is not None and new.schedule != old.schedule:

@@ -1,5 +1,5 @@
 -- :name lock_job
-select id::text as id, state, version, name, spec, max_concurrency, tenant_id, joins,
+select id::text as id, state, version, name, spec, max_concurrency, tenant_id, joins, node,
        coalesce(anchored_at, created_at) as anchor
   from jobs
  where tenant_id = $1 and id = $2
@@ -7,7 +7,7 @@ select id::text as id, state, version, name, spec, max_concurrency, tenant_id, j
 
 -- :name lock_named
 -- The open job of a name; there is one at most.
-select id::text as id, state, version, name, spec, max_concurrency, tenant_id, joins,
+select id::text as id, state, version, name, spec, max_concurrency, tenant_id, joins, node,
        coalesce(anchored_at, created_at) as anchor
   from jobs
  where tenant_id = $1 and name = $2 and state in ('active', 'paused')

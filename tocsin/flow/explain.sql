@@ -84,7 +84,7 @@ select (select count(*)
                 select from runs r
                  where r.worker_id = w.id and r.state in ('running', 'stopping') and r.tenant_id = $1
                 offset 0) r
-         where w.state <> 'gone')::int as running,
+         where w.state <> 'gone' and w.id <> '00000000-0000-7000-8000-000000000001')::int as running,
        t.max_running as most
   from tenants t
  where t.id = $1 and t.max_running is not null

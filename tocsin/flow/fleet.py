@@ -15,6 +15,7 @@ from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.model.job import NAME
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
+from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.store.db import Database, Row, Sql
 from tocsin.telemetry import WORKERS_LIVE
 from tocsin.wire import Register
@@ -72,6 +73,8 @@ def _refuse_odd(body: Register) -> None:
         raise InvalidInput("names, labels and functions of a worker are printable texts of up to 256 characters")
     if not re.fullmatch(NAME, body.pool):
         raise InvalidInput.field("pool", "invalid", "is not a name")
+    if body.pool == WORKFLOW_POOL:
+        raise InvalidInput.field("pool", "reserved", "is the pool of workflow runs, which the servers take themselves")
     for name in Amounts._fields:
         most = MOST_CPUS if name == "cpu" else MOST
         if not 0 <= body.resources.get(name, 0) <= most:

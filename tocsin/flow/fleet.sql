@@ -37,13 +37,14 @@ select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as lab
                      coalesce(sum(r.needs[4]) filter (where r.tenant_id = $5), 0)]::bigint[] as mine
           from runs r
          where r.worker_id = w.id and r.needs is not null and r.state in ('running', 'stopping')) u
- where ($1::uuid is null or w.id < $1) and ($2::uuid is null or w.id = $2)
+ -- Who holds the workflow runs is nobody.
+ where w.id <> '00000000-0000-7000-8000-000000000001' and ($1::uuid is null or w.id < $1) and ($2::uuid is null or w.id = $2)
    and ($2::uuid is not null or w.state <> 'gone' or w.gone_at > now() - interval '10 minutes')
  order by w.id desc
  limit $3
 
 -- :name drain
-update workers set state = 'draining' where id = $1 and state = 'live'
+update workers set state = 'draining' where id = $1 and state = 'live' and id <> '00000000-0000-7000-8000-000000000001'
 
 -- :name leave
 -- Only one that holds nothing may leave: what was claimed for it this very moment is taken back when its lease ends.
@@ -53,7 +54,7 @@ update workers w
    and not exists (select from runs r where r.worker_id = w.id and r.state in ('running', 'stopping'))
 
 -- :name live
-select count(*) from workers where state <> 'gone' and lease_until > now()
+select count(*) from workers where state <> 'gone' and lease_until > now() and id <> '00000000-0000-7000-8000-000000000001'
 
 -- :name prune
 delete from workers where state = 'gone' and gone_at < now() - interval '7 days'

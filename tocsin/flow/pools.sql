@@ -30,7 +30,8 @@ select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() 
         select count(*) as workers, coalesce(sum(w.slots), 0)::int as slots
           from workers w
          where w.pool = p.name and w.state = 'live' and w.lease_until > now()) w
- where ($1::text is null or p.name = $1) and ($2::text is null or p.name > $2)
+ -- That of workflow runs has no workers.
+ where p.name <> 'workflows' and ($1::text is null or p.name = $1) and ($2::text is null or p.name > $2)
  order by p.name
  limit $3
 

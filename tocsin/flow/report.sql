@@ -105,7 +105,8 @@ buried as (
     select tenant_id, id, job_id, job_version, priority, error_class, error, args, tags,
            coalesce(logical_at, case when trigger = 'schedule' then scheduled_for end)
       from held
-     where next = 'dead'
+     -- What dies within a workflow is run again with it: the letter is the workflow run's.
+     where next = 'dead' and (workflow_run_id is null or worker_id = '00000000-0000-7000-8000-000000000001')
 ),
 filled as (
     insert into backfill_ends (tenant_id, backfill_id, run_id, logical_at, state)

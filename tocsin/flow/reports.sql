@@ -111,4 +111,4 @@ select w.id::text as id, w.name, w.pool,
        (w.slots * extract(epoch from least($2, coalesce(w.gone_at, now())) - greatest($1, w.registered_at)))::float8
            as seconds
   from workers w
- where w.registered_at < $2 and coalesce(w.gone_at, $2) > $1
+ where w.registered_at < $2 and coalesce(w.gone_at, $2) > $1 and w.id <> '00000000-0000-7000-8000-000000000001'

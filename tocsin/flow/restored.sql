@@ -7,14 +7,15 @@ returning restored + ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bi
 
 -- :name dismiss
 -- live | draining → gone: what they hold of a later past is not ours.
-update workers set state = 'gone', gone_at = now() where state <> 'gone'
+update workers set state = 'gone', gone_at = now() where state <> 'gone' and id <> '00000000-0000-7000-8000-000000000001'
 returning id
 
 -- :name take_back
 -- running → ready | staged: nobody knows how it went on, and nobody is to blame, so the attempt is told as lost but
--- counts for nothing. What was to be stopped has no worker any more, and the reaper ends it.
+-- counts for nothing. What was to be stopped has no worker any more, and the reaper ends it. Workflow runs are held by
+-- nobody, and go on with what their nodes are.
 with held as materialized (
-    select r.ctid as place, r.* from runs r where r.state = 'running' for update
+    select r.ctid as place, r.* from runs r where r.state = 'running' and r.worker_id <> '00000000-0000-7000-8000-000000000001' for update
 ),
 back as (
     update runs r

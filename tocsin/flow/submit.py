@@ -23,6 +23,8 @@ from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.jobs import columns_of, key_of_run, name_taken, within_scope
 from tocsin.flow.shared.joins import hold_graph
 from tocsin.flow.shared.lanes import LaneBook, LaneKey, lane_key
+from tocsin.flow.shared.nodes import Nodes
+from tocsin.flow.shared.nodes import store as store_nodes
 from tocsin.flow.shared.sealing import unknown_secrets
 from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, stage
 from tocsin.model.access import Identity
@@ -87,9 +89,11 @@ class Stored(NamedTuple):
 Answer = Stored | Replay | ApiProblem
 
 
-def job_request(who: Identity, spec: JobSpec, wish: Wish | None, now: datetime) -> JobRequest:
+def job_request(
+    who: Identity, spec: JobSpec, wish: Wish | None, now: datetime, of_workflow: bool = False
+) -> JobRequest:
     """Check a spec against the present and freeze it; raises what is wrong with it."""
-    check(spec)
+    check(spec, of_workflow)
     within_scope(who, spec)
     if spec.sensitive is True and content_of(spec.target):
         raise NotSealed("what this job says is sensitive", code="not_sealed")
@@ -329,6 +333,8 @@ def _no_more_runs(request: RunsRequest, jobs: Mapping[tuple[int, str], Row]) -> 
     job = jobs.get((request.who.tenant_id, request.job_id))
     if job is None:
         return NotFound("there is no such job")
+    if job["node"] is not None:
+        return Conflict("this job is run by its workflow only", code="part_of_workflow")
     state = job["state"]
     if state in ("cancelled", "completed"):
         return Conflict(f"the job is {state} and takes no more runs", code=f"job_{state}")
@@ -459,9 +465,15 @@ def _circuit(job: _NewJob) -> tuple[Key, str | None]:
 
 
 async def submit_batch(
-    db: Database, lanes: LaneBook, requests: Sequence[JobRequest], wish: Wish | None, horizon: timedelta
+    db: Database,
+    lanes: LaneBook,
+    requests: Sequence[JobRequest],
+    wish: Wish | None,
+    horizon: timedelta,
+    nodes: Nodes | None = None,
 ) -> tuple[Stored | Replay, list[Hint]]:
-    """Store all of one caller's jobs or none, in one transaction; raises why none. One audit row, one key."""
+    """Store all of one caller's jobs or none, in one transaction; raises why none. One audit row, one key. With `nodes`
+    there is one, and it is a workflow."""
     now = db.clock.now()
     known, refused_days = await _calendars(db, requests, now)
     for i, problem in (refused_days | await _without_secrets(db, requests)).items():
@@ -473,7 +485,7 @@ async def submit_batch(
             raise _no_pool(job, f"jobs[{job.place}].pool")
     _refuse_twins(requests)
     try:
-        answer, staged = await _commit_batch(db, jobs, lane_of, wish, now)
+        answer, staged = await _commit_batch(db, jobs, lane_of, wish, now, nodes)
     except UniqueViolation:
         refused = await _names_taken(db, jobs)
         if not refused:
@@ -483,9 +495,15 @@ async def submit_batch(
 
 
 async def _commit_batch(
-    db: Database, jobs: Sequence[_NewJob], lane_of: dict[LaneKey, int], wish: Wish | None, now: datetime
+    db: Database,
+    jobs: Sequence[_NewJob],
+    lane_of: dict[LaneKey, int],
+    wish: Wish | None,
+    now: datetime,
+    nodes: Nodes | None,
 ) -> tuple[Stored | Replay, list[Hint]]:
     ids = [job.id for job in jobs]
+    who = jobs[0].request.who
     async with db.transaction("submit") as connection:
         known = (await _replays(connection, {0: (wish, 201, ids)})).get(0)
         if isinstance(known, Replay):
@@ -494,8 +512,9 @@ async def _commit_batch(
             raise known
         links = await _links(connection, jobs, now, "jobs[{}].")
         await _store_jobs(connection, jobs, lane_of, now, links, audited=False)
+        if nodes is not None:
+            await store_nodes(connection, who, ids[0], nodes)
         staged = hints(await stage(connection, [job.run for job in jobs if job.run is not None]))
-        who = jobs[0].request.who
         entry = audit.entry(who, "job.create", f"job:{ids[0]}", jobs=ids)
         await audit.record(connection, entry.changing(None, "\n".join(job.request.spec_json for job in jobs)))
     SUBMITTED.inc(len(jobs))

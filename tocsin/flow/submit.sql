@@ -72,7 +72,7 @@ select n.i
 -- :name open_jobs
 -- Whoever submits a run holds its job, so that a cancel sees either the run or no run.
 select j.tenant_id, j.id::text as id, j.state, j.name, j.version, j.priority, j.max_attempts, j.tags::text as tags,
-       j.key_template, j.sensitive
+       j.key_template, j.sensitive, j.node
   from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
  cross join lateral (
         select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.id limit 1 for share) j

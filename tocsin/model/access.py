@@ -64,8 +64,12 @@ KEPT: dict[Kept, str] = {
 SCOPED: dict[str, Kept] = {
     "/v1/jobs": "body",
     "/v1/jobs/{id}": "job",
+    "/v1/workflows": "body",
+    "/v1/workflows/{id}": "job",
     "/v1/runs": "rows",
     "/v1/runs/{id}": "run",
+    "/v1/workflow-runs": "rows",
+    "/v1/workflow-runs/{id}": "run",
     "/v1/dead-letters": "rows",
     "/v1/backfills": "rows",
     "/v1/events": "rows",

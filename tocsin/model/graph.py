@@ -246,6 +246,12 @@ def _is_well(end: End) -> bool:
     return end[0] == "succeeded" or end == ("skipped", "not_needed")
 
 
+def to_run_again(graph: Graph, ends: Mapping[str, End]) -> list[str]:
+    """Of a graph that was run, what is to be run again: all that did not end well, or never came to run. Parents come
+    before children."""
+    return [node for node in graph.order if node not in ends or not _is_well(ends[node])]
+
+
 class Path(NamedTuple):
     """The chain of nodes that took longest, and how long."""
 

@@ -95,6 +95,9 @@ class KubernetesTarget(_Part, frozen=True, tag_field="kind", tag="kubernetes"):
     pull: Pull = "missing"
 
 
+WORKFLOW_POOL = "workflows"  # of heads; no worker is in it, the servers take from it themselves
+
+
 class WorkflowTarget(_Part, frozen=True, tag_field="kind", tag="workflow"):
     """The jobs of a workflow and what they wait for, as `model.workflow` writes and reads them: what the runs of the
     job that stands for the whole are made of. No worker runs it, and only /v1/workflows makes it."""

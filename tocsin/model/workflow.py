@@ -19,9 +19,9 @@ from tocsin.model import job
 from tocsin.model.graph import Graph, Wanted, Wrong, dependencies
 from tocsin.model.job import ConcurrencyKey, JobSpec, Name, Placement, Positive, RateLimit, Resources, Retry, Schedule
 from tocsin.model.scalars import Duration, decode_scalar, encode_scalar
-from tocsin.model.targets import Line, WorkerTarget, WorkflowTarget
+from tocsin.model.targets import WORKFLOW_POOL, Line, WorkerTarget, WorkflowTarget
 
-POOL = "workflows"  # of heads; no worker is in it, the servers take from it themselves
+CONDUCTOR = "00000000-0000-7000-8000-000000000001"  # who holds heads that run: no process, every server acts for it
 MOST_MAPPED = 10_000
 _LONGEST_NAME = 128
 _MOST_ERRORS = 20
@@ -134,7 +134,7 @@ def _head(spec: WorkflowSpec, nodes: dict[str, Any]) -> JobSpec:
     return JobSpec(
         target=WorkflowTarget(jobs=nodes),
         schedule=spec.schedule or _MANUAL,
-        pool=POOL,
+        pool=WORKFLOW_POOL,
         retry=Retry(max_attempts=1),
         **{name: getattr(spec, name) for name in _OF_THE_WHOLE},
     )

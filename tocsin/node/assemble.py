@@ -23,6 +23,7 @@ from tocsin.flow.secrets import SecretBook
 from tocsin.flow.shared.contents import Contents
 from tocsin.flow.shared.idempotency import Replay, Wish
 from tocsin.flow.shared.lanes import LaneBook
+from tocsin.flow.shared.nodes import Nodes
 from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.sealing import DataKeys
 from tocsin.flow.shared.specs import SpecBook
@@ -32,6 +33,7 @@ from tocsin.node.archivist import Archivist
 from tocsin.node.backfiller import Backfiller
 from tocsin.node.breaker import Breaker
 from tocsin.node.compactor import Compactor
+from tocsin.node.conductor import Conductor
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.doorkeeper import Doorkeeper
 from tocsin.node.eraser import Eraser
@@ -99,6 +101,7 @@ class Node:
             patience=timedelta(seconds=settings.reserve_after_seconds),
         )
         self.whisper = Whisper(self.db, self._heard, self._stop)
+        self.conductor = Conductor(self.db, self.lanes, self.specs, self.tell)
         self.events = Events(self.db)
         self.tails = Tails(self.db, self.objects)
         self.backfiller = Backfiller(self.db, self.tell)
@@ -132,6 +135,7 @@ class Node:
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
         self.gateway.on_filled = self.backfiller.wake
+        self.gateway.on_heads = self.conductor.wake
         self._loops = [
             self.dispatcher,
             self.whisper,
@@ -140,6 +144,7 @@ class Node:
             sweeper,
             Follower(self.db, self.tell),
             self.backfiller,
+            self.conductor,
             Breaker(self.db, self.tell),
             Archivist(self.db, self.objects, self.parquet, self.settings),
             Sealer(self.db),
@@ -170,6 +175,7 @@ class Node:
     def tell(self, hints: Iterable[Hint], stops: Sequence[Stop] = ()) -> None:
         """Tell the dispatchers, here and on the other nodes."""
         hints = list(hints)
+        self.conductor.heard(hints, stops)
         if hints:
             self.dispatcher.hint(hints)
         if stops:
@@ -179,10 +185,12 @@ class Node:
 
     def _heard(self, hints: Sequence[Hint], everywhere: bool) -> None:
         self.dispatcher.hint(hints)
+        self.conductor.heard(hints)
         if everywhere:
             self.dispatcher.rescan()
 
     def _stop(self, stops: Sequence[Stop], drains: Sequence[str]) -> None:
+        self.conductor.heard((), stops)
         self.gateway.stop(stops)
         self.gateway.drain(drains)
 
@@ -207,9 +215,11 @@ class Node:
         """Make runs; raises why not."""
         return _or_raise(await self._runs.add(request))
 
-    async def submit_batch(self, requests: Sequence[JobRequest], wish: Wish | None) -> Stored | Replay:
-        """Store all jobs or none; raises why none."""
-        answer, hints = await submit_batch(self.db, self.lanes, requests, wish, self.horizon)
+    async def submit_batch(
+        self, requests: Sequence[JobRequest], wish: Wish | None, nodes: Nodes | None = None
+    ) -> Stored | Replay:
+        """Store all jobs or none; or the one that is a workflow, with its nodes. Raises why none."""
+        answer, hints = await submit_batch(self.db, self.lanes, requests, wish, self.horizon, nodes)
         self.tell(hints)
         return answer
 

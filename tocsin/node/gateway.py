@@ -112,6 +112,7 @@ class Gateway:
         self._objects = objects
         self._hint = hint
         self.on_filled: Callable[[], None] = lambda: None  # a run of a backfill may have ended
+        self.on_heads: Callable[[], None] = lambda: None  # a workflow run may have come to its end
         self._rng = random.Random()
         self._budgets = RetryBudgets()
         RETRY_SHARE.set_function(lambda: self._budgets.share)
@@ -463,6 +464,8 @@ class Gateway:
             self._hint(done.hints)
         if done.fills:
             self.on_filled()
+        if done.heads:
+            self.on_heads()
         return [done.accepted] * len(batches)
 
     async def _compare(self, session: Session, body: Report) -> None:

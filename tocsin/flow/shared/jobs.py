@@ -32,6 +32,13 @@ def opened(job: Row, verb: str) -> Row:
     return job
 
 
+def on_its_own(job: Row) -> Row:
+    """The job, which must not be one of a workflow's: those are what their workflow says."""
+    if job["node"] is not None:
+        raise Conflict("this job is part of a workflow: change that instead", code="part_of_workflow")
+    return job
+
+
 def within_scope(who: Identity, spec: JobSpec) -> None:
     """Refuse a job that the caller's key could not see afterwards."""
     if who.scope is not None and not who.scope.has(spec.name, spec.tags):

@@ -25,10 +25,10 @@ from tocsin.wire import encode
 SQL = Sql(__file__, SHARED)
 WANTS = {"s": "success", "f": "failure", "c": "completion"}
 LETTERS = {on: letter for letter, on in WANTS.items()}
-HEAD, MAPPED = "h", "m"  # the workflow run that a node belongs to; the node that a mapped run is one of
+HEAD, ELEMENT = "h", "m"  # the workflow run that a node belongs to; the node that a mapped run is one of
 
 
-class Mapping(msgspec.Struct, frozen=True):
+class Mapped(msgspec.Struct, frozen=True):
     """A node's `map` in one workflow run: the run whose result it is about."""
 
     run_id: str
@@ -76,11 +76,18 @@ class _Told(NamedTuple):
     ended: int
     doomed: int
     parents: tuple[str, ...]
+    is_head: bool = False
 
 
 async def settle(connection: Connection, rows: Iterable[Row]) -> Settled:
     """Decide about all that wait for these runs, and for those that end by it, and so on down."""
-    return await _settle(connection, await _told_by(connection, _families(rows)))
+    wave = _families(rows)
+    return await _settle(connection, await _told_by(connection, wave)) if wave else NOBODY
+
+
+async def decide(connection: Connection, runs: Iterable[Key]) -> Settled:
+    """Decide about runs that were made to wait for one, and need not: as if it had ended well."""
+    return await _settle(connection, {run: _Told(1, FULFILLED, ()) for run in runs})
 
 
 async def _told_by(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
@@ -94,7 +101,10 @@ async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
     woken: list[Row] = []
     heads = False
     while told:
-        batch = [(*key, t.ended, t.doomed, _array(t.parents)) for key, t in sorted(told.items())]
+        # Children have higher ids than their parents, and a head comes last: who goes down a graph and who takes all of
+        # it in the order of ids then never wait for each other in a circle.
+        order = sorted(told.items(), key=lambda item: (item[1].is_head, item[0]))
+        batch = [(*key, t.ended, t.doomed, array(t.parents)) for key, t in order]
         decided = await connection.fetch(SQL["settle"], *columns(batch, 5))
         heads |= any(row["what"] == "head" for row in decided)
         woken += [row for row in decided if row["what"] == "ready"]
@@ -104,8 +114,8 @@ async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
                 made, end = await _map(connection, row)
                 woken += made
                 ends += [(row["tenant_id"], row["id"], *end)] if end else []
-        wave = _families(await connection.fetch(SQL["conclude"], *columns(sorted(ends), 4))) if ends else []
-        told = await _told_by(connection, wave)
+        ended = await connection.fetch(SQL["conclude"], *columns(sorted(ends), 4)) if ends else []
+        told = await _told_by(connection, _families(ended))
     return Settled(hints(woken), heads)
 
 
@@ -125,16 +135,16 @@ def _fed(wave: Iterable[Ended]) -> dict[Key, _Told]:
     told: dict[Key, _Told] = {}
     for ended in wave:
         for child, letter in zip(ended.feeds or (), ended.feeds_on or "", strict=True):
-            _tell(told, Key(ended.tenant_id, child), ended.does_to(letter), ())
+            _tell(told, Key(ended.tenant_id, child), ended.does_to(letter), (), letter == HEAD)
     return told
 
 
-def _tell(told: dict[Key, _Told], child: Key, doomed: int, parents: tuple[str, ...]) -> None:
+def _tell(told: dict[Key, _Told], child: Key, doomed: int, parents: tuple[str, ...], is_head: bool = False) -> None:
     known = told.get(child, _Told(0, 0, ()))
-    told[child] = _Told(known.ended + 1, max(known.doomed, doomed), known.parents + parents)
+    told[child] = _Told(known.ended + 1, max(known.doomed, doomed), known.parents + parents, is_head)
 
 
-def _array(ids: Sequence[str]) -> str | None:
+def array(ids: Sequence[str]) -> str | None:
     """As PostgreSQL writes an array."""
     return f"{{{','.join(ids)}}}" if ids else None
 
@@ -144,7 +154,7 @@ def _array(ids: Sequence[str]) -> str | None:
 
 async def _map(connection: Connection, row: Row) -> tuple[list[Row], tuple[str, str] | None]:
     """Make the runs of a mapped node; or say how it ends without any."""
-    about = msgspec.json.decode(row["map"], type=Mapping)
+    about = msgspec.json.decode(row["map"], type=Mapped)
     result = await connection.fetchval(SQL["result"], row["tenant_id"], about.run_id)
     try:
         elements = about.map.args_for(msgspec.json.decode(result or "null"))
@@ -155,17 +165,20 @@ async def _map(connection: Connection, row: Row) -> tuple[list[Row], tuple[str, 
     family = Family(
         logical_at=row["logical_at"],
         workflow_run_id=row["workflow_run_id"],
-        feeds=_array([row["id"]]),
-        feeds_on=MAPPED,
+        feeds=array([row["id"]]),
+        feeds_on=ELEMENT,
         parents=row["parents"],
     )
     now = await connection.fetchval(SQL["mapped"], row["tenant_id"], row["id"], len(elements))
+    texts = (encode(each).decode() for each in elements)
+    of_job = row["job_id"], "dependency", row["scheduled_for"], row["priority"]
     runs = [
-        NewRun(row["tenant_id"], id_, row["job_id"], "dependency", row["scheduled_for"], row["priority"], args, None,
-               family=family)
-        for id_, args in zip(new_ids(now, len(elements)), (encode(each).decode() for each in elements), strict=True)
-    ]  # fmt: skip
-    return await stage(connection, runs), None
+        NewRun(row["tenant_id"], id_, *of_job, args, row["id"], family=family)
+        for id_, args in zip(new_ids(now, len(elements)), texts, strict=True)
+    ]
+    made = await stage(connection, runs)
+    # The workflow may have been edited since this run of it began.
+    return await connection.fetch(SQL["as_mapped"], row["tenant_id"], row["id"], [run["id"] for run in made]), None
 
 
 # ── jobs that depend on jobs ─────────────────────────────────────────────────────────────────────────────────────
@@ -310,7 +323,7 @@ async def parents_at(connection: Connection, job: Key, instant: datetime) -> str
     """The runs of a job's parents that ended last for an instant, as PostgreSQL writes an array; None: it has none."""
     place = _Place(*job, instant, job.id)
     ends = (await _ends(connection, [place]))[place]
-    return _array([end.run_id for end in ends if end.run_id is not None])
+    return array([end.run_id for end in ends if end.run_id is not None])
 
 
 async def release_stranded(connection: Connection, rows: Sequence[Row]) -> Settled:

@@ -101,6 +101,18 @@ select pg_advisory_xact_lock(hashtextextended('tocsin.graph:' || $1::int, 0))
 select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || t.id, 0)), set_config('tocsin.scope', '', true)
   from unnest($1::int[]) as t(id)
 
+-- :name as_mapped
+-- The runs of a mapped node are of the version that the node's own run is of, and go where that says.
+update runs r
+   set job_version = m.job_version, lane_id = m.lane_id, max_attempts = m.max_attempts, limited = m.limited,
+       circuit_id = m.circuit_id, needs = m.needs
+  from unnest($3::uuid[]) as e(id)
+ cross join lateral (
+        select * from runs m
+         where (m.tenant_id, m.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) limit 1) m
+ where (r.tenant_id, r.id) between ($1::int, e.id) and ($1::int, e.id)
+returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
+
 -- :name dependents
 -- The jobs that depend on these; `whole`: all that each waits for is reached by what reached this one, for it began with
 -- an instant that all have, or by hand with the job that all follow from.

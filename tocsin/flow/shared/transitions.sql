@@ -21,8 +21,9 @@ select l.tenant_id, l.key
         select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1 for no key update) l
 
 -- :name stage
--- → staged | ready, or waiting for other runs. The one statement that makes a run. ready_at is never in the past. Runs made together stand in the
--- order in which they were asked for, a microsecond apart: a claim can then begin exactly where live ones begin.
+-- → staged | ready, or waiting for other runs. The one statement that makes a run. ready_at is never in the past. Runs
+-- made together stand in the order in which they were asked for, a microsecond apart: a claim can then begin exactly where
+-- live ones begin. A workflow that has begun goes on, whatever became of its jobs.
 with made as (
     insert into runs (tenant_id, id, job_id, job_version, lane_id, state, trigger, priority, scheduled_for, ready_at,
                       order_key, deadline_at, max_attempts, overlap, limited, once, args, tags, origin_run_id, key_id,
@@ -57,8 +58,8 @@ with made as (
      cross join lateral (
             select coalesce(n.scheduled_for, now()) as scheduled_for, greatest(n.scheduled_for, n.ready_at, now()) as ready_at,
                    coalesce(n.priority, j.priority) as priority) t
-     where j.state in ('active', 'paused')
-        or (j.state = 'completed' and (n.trigger in ('retry', 'redrive') or n.workflow_run_id is not null))
+     where j.state in ('active', 'paused') or n.workflow_run_id is not null
+        or (j.state = 'completed' and n.trigger in ('retry', 'redrive'))
         on conflict do nothing
     returning tenant_id, id, job_id, lane_id, state, ready_at, order_key, key_id
 ),

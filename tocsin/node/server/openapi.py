@@ -20,8 +20,10 @@ from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
+from tocsin.model.workflow import WorkflowSpec
 from tocsin.node.server.operations import OPERATIONS, Operation, Patch
 from tocsin.node.server.replies import Job, NamedCalendar, Pool, Problem
+from tocsin.node.server.workflow_replies import Workflow
 from tocsin.wire import (
     BackfillRequest,
     CalendarRequest,
@@ -73,6 +75,7 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "q": ("only those whose name holds this text", _STRING),
     "pool": ("only those of this pool", _STRING),
     "job": ("only those of this job, by its id", _UUID),
+    "workflow": ("only those of this workflow, by its id", _UUID),
     "worker": ("only those that this worker holds or held, by its id", _UUID),
     "from": ("only those made at this time or later", _TIME),
     "to": ("only those made before this time", _TIME),
@@ -150,6 +153,14 @@ _EXAMPLES: dict[Any, Any] = {
         ]
     },
     Patch: {"priority": 900, "description": None},
+    WorkflowSpec: {
+        "name": "nightly",
+        "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"},
+        "jobs": {
+            "extract": {"target": {"kind": "process", "command": ["./extract"]}},
+            "load": {"target": {"kind": "process", "command": ["./load"]}, "depends_on": ["extract"]},
+        },
+    },
     PreviewRequest: {"schedule": {"text": "last friday of the month at 6pm", "timezone": "Europe/Berlin"}, "count": 3},
     CalendarRequest: {"mode": "skip", "days": ["2026-12-25", "2027-01-01"], "weekdays": ["SAT", "SUN"]},
     BackfillRequest: {"from": "2026-01-01T00:00:00Z", "to": "2026-02-01T00:00:00Z", "max_concurrency": 4},
@@ -299,7 +310,7 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _reply_headers(op: Operation) -> Iterator[tuple[str, Any]]:
-    if op.reply in (Job, NamedCalendar, Pool):
+    if op.reply in (Job, Workflow, NamedCalendar, Pool):
         yield "ETag", {"description": "the version", "schema": {"type": "string"}}
     if op.keyed:
         yield "Idempotent-Replayed", {"description": "`true` on a repeat", "schema": {"type": "string"}}

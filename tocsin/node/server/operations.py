@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
+from tocsin.model.workflow import WorkflowSpec
 from tocsin.node.server.audit_replies import AuditProof, AuditRecord
 from tocsin.node.server.backfill_replies import Backfill, BackfillPreview
 from tocsin.node.server.log_replies import FoundLine, Logs, LogsStored, TailedLine
@@ -44,6 +45,7 @@ from tocsin.node.server.replies import (
     Worker,
 )
 from tocsin.node.server.tenant_replies import Tenant, TenantInUse, Usage
+from tocsin.node.server.workflow_replies import Workflow, WorkflowRun, WorkflowRunSummary
 from tocsin.wire import (
     BackfillRequest,
     CalendarRequest,
@@ -174,6 +176,51 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/backfills/{id}/resume"): _switch_backfill("Go on with a paused backfill"),
     ("POST", "/v1/backfills/{id}/cancel"): _control(
         "End a backfill, and stop its runs unless told to leave them", Backfill, versioned=False
+    ),
+    ("POST", "/v1/workflows"): Operation(
+        "Create a workflow: jobs with one schedule, and what each waits for",
+        *(Workflow, 201, WorkflowSpec),
+        keyed=True,
+        problems=(409, 429),
+    ),
+    ("GET", "/v1/workflows"): Operation("List workflows", Page[Workflow], query=("state", "q", *_PAGED)),
+    ("PUT", "/v1/workflows/by-name/{name}"): Operation(
+        "Create the workflow of this name, or replace it: runs that have begun keep the graph they began with",
+        *(Workflow, 200, WorkflowSpec),
+        also=(201,),
+        keyed=True,
+        versioned=True,
+        problems=(409, 429),
+    ),
+    ("GET", "/v1/workflows/{id}"): Operation("Read a workflow", Workflow),
+    ("DELETE", "/v1/workflows/{id}"): Operation(
+        "Delete a workflow: cancels it, keeps its history", Workflow, keyed=True, versioned=True, problems=(409,)
+    ),
+    ("POST", "/v1/workflows/{id}/cancel"): _control(
+        "Cancel a workflow, and stop its runs unless told to leave them", Workflow
+    ),
+    ("POST", "/v1/workflows/{id}/pause"): _control("Pause a workflow: none of its jobs starts", Workflow),
+    ("POST", "/v1/workflows/{id}/resume"): _control("Resume a paused workflow", Workflow),
+    ("POST", "/v1/workflows/{id}/runs"): Operation(
+        "Run a workflow now, or at a given time; its first jobs get the arguments",
+        *(WorkflowRun, 202, RunRequest),
+        optional=True,
+        keyed=True,
+        problems=(409, 429),
+    ),
+    ("GET", "/v1/workflow-runs"): Operation(
+        "List runs of workflows", Page[WorkflowRunSummary], query=("workflow", "state", *_PAGED)
+    ),
+    ("GET", "/v1/workflow-runs/{id}"): Operation("Read a workflow run with its graph", WorkflowRun),
+    ("POST", "/v1/workflow-runs/{id}/cancel"): _control(
+        "Cancel a workflow run and all that lives of it", WorkflowRun, versioned=False
+    ),
+    ("POST", "/v1/workflow-runs/{id}/retry"): Operation(
+        "Run again what failed of a workflow run, and what did not run because of that",
+        *(WorkflowRun, 202, Nothing),
+        optional=True,
+        keyed=True,
+        problems=(409, 429),
     ),
     ("GET", "/v1/jobs/{id}/runs"): Operation("List the runs of a job", Page[Run], query=(*_RUN_FILTERS, *_PAGED)),
     ("GET", "/v1/runs"): Operation("List runs, live and ended", Page[Run], query=("job", *_RUN_FILTERS, *_PAGED)),

@@ -19,6 +19,7 @@ from tocsin.node.server.routes import (
     runs,
     schedules,
     secrets,
+    workflows,
 )
 from tocsin.node.server.routes.table import ROUTES
 
@@ -42,4 +43,5 @@ __all__ = [
     "runs",
     "schedules",
     "secrets",
+    "workflows",
 ]

@@ -103,7 +103,7 @@ def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) 
 @route("POST", "/v1/jobs/{id}/runs", "jobs.operate")
 async def run_job(call: Call) -> Reply:
     request = call.decode(decode_run_request, b"{}")
-    stored = await _submit_runs(call, [request])
+    stored = await submit_runs_of(call, [request])
     if isinstance(stored, Stored):
         return answer(stored.run, 202)
     return answer(await history.get_run(call.node.db, call.who, stored.ids[0]), 202, REPLAYED)
@@ -111,12 +111,13 @@ async def run_job(call: Call) -> Reply:
 
 @route("POST", "/v1/jobs/{id}/runs/batch", "jobs.operate")
 async def run_job_batch(call: Call) -> Reply:
-    stored = await _submit_runs(call, call.decode(decode_run_batch).runs)
+    stored = await submit_runs_of(call, call.decode(decode_run_batch).runs)
     body = {"ids": stored.ids, "items": [{"id": id_} for id_ in stored.ids]}
     return answer(body, 202, None if isinstance(stored, Stored) else REPLAYED)
 
 
-async def _submit_runs(call: Call, runs: list[RunRequest]) -> Stored | Replay:
+async def submit_runs_of(call: Call, runs: list[RunRequest]) -> Stored | Replay:
+    """Make runs of the job that the path names."""
     now = call.node.db.clock.now()
     request = RunsRequest(call.who, call.id(), [run.asked_at(now) for run in runs], "api", call.wish)
     await call.node.allowances.admit(call.who, request.wish, runs=len(runs))

@@ -15,10 +15,6 @@ def _not_yet(method: str, path: str, permission: str) -> None:
 
 
 for _method, _path, _permission in (
-    ("POST", "/v1/workflows", "jobs.write"),
-    ("GET", "/v1/workflows/{id}", "jobs.read"),
-    ("POST", "/v1/workflows/{id}/runs", "jobs.operate"),
-    ("GET", "/v1/workflow-runs/{id}", "runs.read"),
     ("PUT", "/v1/channels/{name}", "jobs.write"),
     ("GET", "/v1/channels/{name}", "jobs.read"),
     ("DELETE", "/v1/channels/{name}", "jobs.write"),

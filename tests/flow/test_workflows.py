@@ -1,0 +1,380 @@
+"""Workflow runs: begun, joined, mapped, stopped, ended, retried; on a node whose loops stand still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.flow.kit import PROCESS, Scene, end_of
+from tocsin.model.workflow import CONDUCTOR
+
+WORKER = "00000000-0000-7000-8000-0000000000aa"
+Says = Callable[[str, int], dict[str, Any]]  # how a node's attempt ends: its outcome, result, …
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+
+
+def nodes(graph: dict[str, list[Any]], **more: Any) -> dict[str, Any]:
+    """Jobs that wait for each other so, tried once."""
+    return {name: {"target": PROCESS, "depends_on": wanted, "retry": {"max_attempts": 1}} | more
+            for name, wanted in graph.items()}  # fmt: skip
+
+
+class Stage:
+    """One workflow on a scene, and hands to move its runs."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.api = scene, scene.api
+        self.workflow: dict[str, Any] = {}
+        self.started: list[str] = []  # nodes in the order in which their attempts were claimed
+
+    async def make(self, jobs: dict[str, Any], **more: Any) -> dict[str, Any]:
+        self.workflow = await self.api.post("/v1/workflows", {"name": "flow", "jobs": jobs} | more)
+        return self.workflow
+
+    async def ask(self, **body: Any) -> str:
+        made = await self.api.post(f"/v1/workflows/{self.workflow['id']}/runs", body)
+        return made["id"]  # type: ignore[no-any-return]
+
+    async def turn(self) -> None:
+        """Let the conductor do all that there is to do."""
+        while not await self.scene.node.conductor.run_once():
+            pass
+
+    async def claim(self) -> dict[str, Any]:
+        """What became claimable, by node."""
+        return dict(await self.claim_all())
+
+    async def claim_all(self) -> list[tuple[str, Any]]:
+        """The same, of a mapped node each of its runs."""
+        taken = await self.scene.take(100, WORKER)
+        names = {r["id"]: r["node"] for r in await self.scene.rows("select id::text, node from jobs where node <> ''")}
+        self.started += [names[row["job_id"]] for row in taken]
+        return [(names[row["job_id"]], row) for row in taken]
+
+    async def end(self, row: Any, outcome: str = "succeeded", **more: Any) -> None:
+        await self.scene.end(WORKER, end_of(row, outcome, error=None if outcome == "succeeded" else "bad", **more))
+
+    async def play(self, run_id: str, says: Says = lambda node, n: {}) -> dict[str, Any]:
+        """Run it to its end; answers it."""
+        await self.turn()
+        while rows := await self.claim_all():
+            for place, (node, row) in enumerate(rows):
+                await self.end(row, **says(node, place))
+            await self.turn()
+        await self.turn()
+        return await self.get(run_id)
+
+    async def get(self, run_id: str) -> dict[str, Any]:
+        return await self.api.get(f"/v1/workflow-runs/{run_id}")  # type: ignore[no-any-return]
+
+    async def states(self, run_id: str) -> dict[str, str]:
+        """Each node's state, with the reason if there is one."""
+        return {
+            node["name"]: node["state"] + (f" ({node['reason']})" if node["reason"] else "")
+            for node in (await self.get(run_id))["nodes"]
+        }
+
+
+@pytest.fixture
+async def stage(scene: Scene) -> Stage:
+    return Stage(scene)
+
+
+async def test_a_diamond_runs_in_order_and_ends(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask(args={"day": "today"})
+    run = await stage.play(run_id, lambda node, _: {"result": {"of": node}})
+    assert run["state"] == "succeeded"
+    assert stage.started[0] == "a" and set(stage.started[1:3]) == {"b", "c"} and stage.started[3:] == ["d"]
+    assert [node["result"] for node in run["nodes"]] == [{"of": name} for name in "abcd"]
+    assert run["progress"] == {"succeeded": 4}
+    assert {"from": "a", "to": "c", "on": "success"} in run["edges"]
+    assert run["critical_path"]["nodes"][0] == "a"
+    assert run["args"] == {"day": "today"}
+    first = await stage.scene.run(run["nodes"][0]["run_id"])
+    assert first["args"] == {"day": "today"}
+    assert first["workflow_run_id"] == run_id
+    assert first["logical_at"] == run["logical_at"]
+    assert (await stage.scene.run(run["nodes"][3]["run_id"]))["args"] is None
+
+
+async def test_all_runs_are_made_in_one_commit_and_wait(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    assert await stage.states(run_id) == dict.fromkeys("abcd", "waiting")
+    await stage.turn()
+    assert await stage.states(run_id) == {"a": "ready", "b": "waiting", "c": "waiting", "d": "waiting"}
+    assert (await stage.get(run_id))["state"] == "running"
+
+
+async def test_a_failure_skips_what_comes_after_and_a_retry_runs_just_that_again(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    run = await stage.play(run_id, lambda node, _: {"outcome": "failed"} if node == "b" else {})
+    assert run["state"] == "dead"
+    assert run["error"] == {"class": "workflow_failed", "message": "b is dead"}
+    assert await stage.states(run_id) == {
+        "a": "succeeded", "b": "dead", "c": "succeeded", "d": "skipped (upstream_failed)"
+    }  # fmt: skip
+    stage.started.clear()
+    again = await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=202)
+    assert again["id"] == run_id
+    run = await stage.play(run_id)
+    assert stage.started == ["b", "d"]
+    assert (run["state"], run["retries"], run["error"]) == ("succeeded", 1, None)
+    assert await stage.states(run_id) == dict.fromkeys("abcd", "succeeded")
+    listed = await stage.api.get("/v1/workflow-runs")
+    assert [(each["id"], each["state"]) for each in listed["items"]] == [(run_id, "succeeded")]
+    problem = await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=409)
+    assert problem["code"] == "nothing_failed"
+
+
+async def test_compensation_runs_only_after_a_failure(stage: Stage) -> None:
+    on = {"job": "a", "on": "failure"}
+    jobs = nodes({"a": [], "b": ["a"], "undo": [on], "always": [{"job": "a", "on": "completion"}]})
+    await stage.make(jobs)
+    failed = await stage.play(await stage.ask(), lambda node, _: {"outcome": "failed"} if node == "a" else {})
+    assert failed["state"] == "dead"
+    assert {node["name"]: node["state"] for node in failed["nodes"]} == {
+        "a": "dead", "b": "skipped", "undo": "succeeded", "always": "succeeded"
+    }  # fmt: skip
+    well = await stage.play(await stage.ask())
+    assert well["state"] == "succeeded"
+    assert {node["name"]: (node["state"], node["reason"]) for node in well["nodes"]}["undo"] == (
+        "skipped",
+        "not_needed",
+    )
+
+
+async def test_one_run_for_each_element_of_a_result(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
+    jobs["each"]["map"] = {"over": "list.files"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    run = await stage.play(run_id, lambda node, _: {"result": {"files": ["x", "y", "z"]}} if node == "list" else {})
+    assert run["state"] == "succeeded"
+    each = run["nodes"][1]
+    assert (each["state"], each["reason"], each["elements"]) == ("succeeded", "mapped", {"succeeded": 3})
+
+
+@pytest.mark.parametrize(("result", "state"), [([], "succeeded"), ("text", "dead"), (None, "dead")])
+async def test_what_cannot_be_mapped_fails_and_nothing_is_no_failure(stage: Stage, result: Any, state: str) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs)
+    run = await stage.play(await stage.ask(), lambda node, _: {"result": result})
+    assert run["nodes"][1]["state"] == state
+    assert run["state"] == state
+
+
+async def test_a_mapped_node_whose_element_fails_is_mapped_anew_by_a_retry(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+
+    def says(node: str, _: int) -> dict[str, Any]:
+        return {"result": [1, 2]} if node == "list" else {"outcome": "failed"}
+
+    run = await stage.play(run_id, says)
+    assert [node["state"] for node in run["nodes"]] == ["succeeded", "dead", "skipped"]
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    run = await stage.play(run_id)
+    assert [node["state"] for node in run["nodes"]] == ["succeeded"] * 3
+    assert run["nodes"][1]["elements"] == {"succeeded": 2}
+
+
+async def test_a_cancel_stops_all_that_lives(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND | {"e": []}))
+    run_id = await stage.ask()
+    await stage.turn()
+    rows = await stage.claim()
+    await stage.end(rows["a"])
+    assert (await stage.api.post(f"/v1/workflow-runs/{run_id}/cancel", {"reason": "enough"}))["state"] == "stopping"
+    await stage.turn()
+    assert await stage.states(run_id) == {
+        "a": "succeeded", "e": "stopping", "b": "cancelled (cancelled)", "c": "cancelled (cancelled)",
+        "d": "cancelled (cancelled)",
+    }  # fmt: skip
+    assert (await stage.get(run_id))["state"] == "stopping"
+    await stage.scene.end(WORKER, end_of(rows["e"], "cancelled"))
+    await stage.turn()
+    assert (await stage.get(run_id))["state"] == "cancelled"
+
+
+async def test_one_that_is_cancelled_before_it_began_makes_no_runs(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.scene.node.conductor._claim()
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/cancel")
+    await stage.turn()
+    assert (await stage.get(run_id))["state"] == "cancelled"
+    assert await stage.scene.value("select count(*) from runs") == 0
+
+
+async def test_when_its_time_is_up_it_is_stopped(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND), timeout="PT1H")
+    run_id = await stage.ask()
+    await stage.turn()
+    rows = await stage.claim()
+    await stage.scene.sql.execute("update runs set deadline_at = now() where worker_id = $1", CONDUCTOR)
+    await stage.turn()
+    await stage.scene.end(WORKER, end_of(rows["a"], "cancelled"))
+    await stage.turn()
+    run = await stage.get(run_id)
+    assert (run["state"], run["error"]["class"]) == ("dead", "timeout")
+
+
+async def test_a_pause_holds_what_has_begun(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.turn()
+    await stage.api.post(f"/v1/workflows/{stage.workflow['id']}/pause")
+    assert await stage.claim() == {}
+    await stage.api.post(f"/v1/workflows/{stage.workflow['id']}/resume")
+    assert (await stage.play(run_id))["state"] == "succeeded"
+
+
+async def test_a_run_keeps_the_graph_it_began_with(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "gone": ["each"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    await stage.turn()
+    rows = await stage.claim()
+    new = nodes({"list": [], "each": [], "new": ["each"]}, target={"kind": "python", "function": "a.b"})
+    changed = await stage.api.call("PUT", "/v1/workflows/by-name/flow", json={"name": "flow", "jobs": new})
+    assert changed["version"] == 2
+    await stage.end(rows["list"], result=[1])
+    run = await stage.play(run_id)
+    assert {node["name"]: node["state"] for node in run["nodes"]} == dict.fromkeys(
+        ("list", "each", "gone"), "succeeded"
+    )
+    assert run["workflow_version"] == 1
+    kinds = await stage.scene.rows("select distinct l.kind from history h join lanes l on l.pool = 'default'")
+    assert ["process"] in [list(row) for row in kinds]
+    # The same document again changes nothing; one that brings a node back does.
+    again = await stage.api.call("PUT", "/v1/workflows/by-name/flow", json={"name": "flow", "jobs": new})
+    assert again["version"] == 2
+    back = await stage.api.call("PUT", "/v1/workflows/by-name/flow", json={"name": "flow", "jobs": jobs})
+    assert back["version"] == 3
+    assert (await stage.play(await stage.ask(), lambda node, _: {"result": [1]}))["state"] == "succeeded"
+
+
+async def test_cancelling_the_workflow_cancels_its_jobs_and_runs(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.turn()
+    answer = await stage.api.post(f"/v1/workflows/{stage.workflow['id']}/cancel")
+    assert answer["state"] == "cancelled"
+    await stage.turn()
+    assert (await stage.get(run_id))["state"] == "cancelled"
+    assert await stage.scene.value("select count(*) from jobs where state <> 'cancelled'") == 0
+    # The names are free again.
+    await stage.make(nodes(DIAMOND))
+
+
+async def test_one_that_is_left_running_goes_on_when_its_workflow_is_cancelled(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    await stage.turn()
+    rows = await stage.claim()
+    await stage.api.post(f"/v1/workflows/{stage.workflow['id']}/cancel", {"running": "leave"})
+    await stage.end(rows["list"], result=[1, 2])
+    assert (await stage.play(run_id))["state"] == "succeeded"
+
+
+async def test_its_jobs_are_changed_through_the_workflow_only(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    assert [job["name"] for job in (await stage.api.get("/v1/jobs"))["items"]] == ["flow"]
+    node = await stage.api.get("/v1/jobs/by-name/flow.a")
+    for method, path in (("POST", "/pause"), ("POST", "/cancel"), ("DELETE", ""), ("POST", "/runs")):
+        problem = await stage.api.call(method, f"/v1/jobs/{node['id']}{path}", json={}, expect=409)
+        assert problem["code"] == "part_of_workflow"
+    await stage.api.call("PATCH", f"/v1/jobs/{node['id']}", json={"priority": 1}, expect=409)
+    head = f"/v1/jobs/{stage.workflow['id']}"
+    taken = await stage.api.call(
+        "PUT", "/v1/jobs/by-name/flow", json={"target": PROCESS, "schedule": {"manual": True}}, expect=409
+    )
+    assert taken["code"] == "name_taken"
+    changed = await stage.api.call("PATCH", head, json={"priority": 900})
+    assert changed["priority"] == 900
+    run = await stage.play(await stage.ask(), lambda node, _: {"outcome": "failed"})
+    problem = await stage.api.post(f"/v1/runs/{run['nodes'][0]['run_id']}/retry", expect=409)
+    assert problem["code"] == "part_of_workflow"
+
+
+async def test_the_dead_letter_is_the_workflow_runs_and_is_redriven_as_one(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.play(run_id, lambda node, _: {"outcome": "failed"} if node == "d" else {})
+    [letter] = (await stage.api.get("/v1/dead-letters"))["items"]
+    assert letter["id"] == run_id
+    stage.started.clear()
+    await stage.api.post("/v1/dead-letters/redrive", {"ids": [run_id]})
+    assert (await stage.play(run_id))["state"] == "succeeded"
+    assert stage.started == ["d"]
+
+
+async def test_two_retries_at_once_run_it_once(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.play(run_id, lambda node, _: {"outcome": "failed"} if node == "d" else {})
+    stage.started.clear()
+    await stage.api.post("/v1/dead-letters/redrive", {"ids": [run_id]})
+    assert (await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=409))["code"] == "under_way"
+    await stage.play(run_id)
+    assert stage.started == ["d"]
+
+
+BAD = [
+    ({"a": ["b"], "b": ["a"]}, "dependency_cycle", "a → b → a"),
+    ({"a": ["a"]}, "self_dependency", "itself"),
+    ({"a": ["x"]}, "unknown_job", "'x'"),
+    ({"a": [], "b": ["a", "a"]}, "duplicate_dependency", "already"),
+]
+
+
+@pytest.mark.parametrize(("graph", "code", "words"), BAD)
+async def test_bad_graphs_are_refused_and_leave_nothing(stage: Stage, graph: Any, code: str, words: str) -> None:
+    problem = await stage.api.post("/v1/workflows", {"name": "flow", "jobs": nodes(graph)}, expect=422)
+    assert problem["errors"][0]["code"] == code
+    assert words in problem["errors"][0]["message"]
+    assert await stage.scene.value("select count(*) from jobs") == 0
+
+
+async def test_names_that_are_taken_are_refused_and_leave_nothing(stage: Stage) -> None:
+    await stage.scene.job(name="flow.b")
+    problem = await stage.api.post("/v1/workflows", {"name": "flow", "jobs": nodes(DIAMOND)}, expect=409)
+    assert (problem["code"], problem["errors"][0]["path"]) == ("name_taken", "jobs.b")
+    await stage.scene.job(name="flow")
+    problem = await stage.api.post("/v1/workflows", {"name": "flow", "jobs": nodes({"a": []})}, expect=409)
+    assert problem["errors"][0]["path"] == "name"
+    problem = await stage.api.call(
+        "PUT", "/v1/workflows/by-name/flow", json={"name": "flow", "jobs": nodes({"a": []})}, expect=409
+    )
+    assert problem["code"] == "name_taken"
+    assert await stage.scene.value("select count(*) from jobs") == 2
+
+
+async def test_a_repeat_answers_the_first_reply(stage: Stage) -> None:
+    body = {"name": "flow", "jobs": nodes(DIAMOND)}
+    key = {"idempotency-key": "once"}
+    first = await stage.api.post("/v1/workflows", body, headers=key)
+    assert (await stage.api.post("/v1/workflows", body, headers=key))["id"] == first["id"]
+    assert first["jobs"]["d"]["depends_on"] == ["b", "c"]
+    assert first["schedule"]["manual"] is True
+    assert "target" not in first
+
+
+async def test_overlap_and_limits_are_the_workflows(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND), max_concurrency=1)
+    first, second = await stage.ask(), await stage.ask()
+    await stage.turn()
+    assert [(await stage.get(id_))["state"] for id_ in (first, second)] == ["running", "waiting"]
+    await stage.play(first)
+    assert (await stage.play(second))["state"] == "succeeded"

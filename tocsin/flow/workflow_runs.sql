@@ -1,0 +1,124 @@
+-- :name live_head
+select r.id, r.job_id, r.job_version, r.state, null::text as reason, r.blocked_by, r.trigger, r.args, r.scheduled_for,
+       coalesce(r.logical_at, r.scheduled_for) as logical_at, r.workflow_run_id,
+       case when r.state in ('running', 'stopping') then greatest(r.claimed_at, r.ready_at) end as started_at,
+       null::timestamptz as finished_at, null::text as error_class, null::text as error
+  from runs r
+
+-- :name ended_head
+select h.run_id, h.job_id, h.job_version, h.state, h.reason, null, h.trigger, h.args, h.scheduled_for,
+       coalesce(h.logical_at, h.scheduled_for), h.workflow_run_id,
+       h.started_at, h.finished_at, h.error_class, h.error
+  from history h
+
+-- :name whose
+-- The workflow run that a run is a head of, or is one of the nodes of; and its workflow.
+select coalesce(f.workflow_run_id, f.id)::text as id, coalesce(j.workflow_id, j.id)::text as workflow_id
+  from (select r.id, r.job_id, r.workflow_run_id from runs r
+         where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+        union all
+        select h.run_id, h.job_id, h.workflow_run_id from history h
+         where h.tenant_id = $1 and h.run_id = $2 and h.final) f
+ cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = f.job_id limit 1) j
+ where j.node is not null and f.workflow_run_id is not null
+    or exists (select from jobs n where n.tenant_id = $1 and n.workflow_id = j.id)
+ limit 1
+
+-- :name heads
+-- All heads of a workflow run, the first one first.
+--   $1 tenant  $2 workflow run  $3 workflow
+select f.*, f.id::text as id, j.name, v.spec
+  from (
+-- :include live_head
+ where r.tenant_id = $1 and r.job_id = $3 and (r.id = $2 or r.workflow_run_id = $2)
+union all
+-- :include ended_head
+ where h.tenant_id = $1 and h.job_id = $3 and (h.run_id = $2 or h.workflow_run_id = $2) and h.final) f
+ cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = $3 limit 1) j
+ cross join lateral (
+        select j.spec where j.version = f.job_version
+        union all
+        select o.spec::text from job_versions o where o.tenant_id = $1 and o.job_id = $3 and o.version = f.job_version
+        limit 1) v
+ order by f.id
+
+-- :name node_runs
+-- All runs of a workflow run's nodes.
+select j.node, j.id::text as job_id, f.id::text as run_id, f.state, f.reason, f.blocked_by, f.attempt, f.started_at,
+       f.finished_at, f.error_class, f.error, f.result, f.origin_run_id::text as origin_run_id, f.is_element
+  from (select r.id, r.job_id, r.state, null::text as reason, r.blocked_by, r.attempt,
+               case when r.state in ('running', 'stopping') then greatest(r.claimed_at, r.ready_at) end as started_at,
+               null::timestamptz as finished_at, null::text as error_class, null::text as error, null::text as result,
+               r.origin_run_id, r.origin_run_id is not null and r.trigger = 'dependency' as is_element
+          from runs r
+         where r.tenant_id = $1 and r.workflow_run_id = $2 and r.job_id <> $3
+        union all
+        select h.run_id, h.job_id, h.state, h.reason, null, h.attempt, h.started_at, h.finished_at, h.error_class,
+               h.error, case when length(h.result) <= 4096 then h.result end, h.origin_run_id,
+               h.origin_run_id is not null and h.trigger = 'dependency'
+          from history h
+         where h.tenant_id = $1 and h.workflow_run_id = $2 and h.job_id <> $3 and h.final) f
+
+-- :name nodes
+-- The last run of each node.
+with every as materialized (
+-- :include node_runs
+ cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = f.job_id limit 1) j
+ where not f.is_element)
+select distinct on (node) * from every order by node, run_id desc
+
+-- :name elements
+-- How many runs of mapped nodes are in which state, and from when to when they ran.
+with every as materialized (
+-- :include node_runs
+ cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = f.job_id limit 1) j
+ where f.is_element)
+select origin_run_id, state, count(*)::int as runs, min(started_at) as started_at, max(finished_at) as finished_at
+  from every
+ group by origin_run_id, state
+
+-- :name list
+-- Workflow runs, the newest first: their first heads, each with what became of its last one.
+--   $1 tenant  $2 workflow  $3 before  $4 state  $5 limit
+with workflow as materialized (
+    select j.id, j.name
+      from jobs j
+     where j.tenant_id = $1 and j.lane_id in (select l.id from lanes l where l.pool = 'workflows')
+       and ($2::uuid is null or j.id = $2)
+     order by j.id desc
+     limit 1000
+)
+select f.*, f.id::text as id, f.job_id::text as workflow_id, l.state, l.reason, l.blocked_by, l.finished_at, l.error_class,
+       l.error, l.job_version, l.retries
+  from workflow w
+ cross join lateral (
+        select f.*, w.name
+          from (
+                (select * from (
+-- :include live_head
+                 where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null
+                   and ($3::uuid is null or r.id < $3)) live)
+                union all
+                (select * from (
+-- :include ended_head
+                 where h.tenant_id = $1 and h.job_id = w.id and h.workflow_run_id is null and h.final
+                   and ($3::uuid is null or h.run_id < $3)) ended)) f
+         order by f.id desc
+         limit case when $4::text is null then $5 else 1000 end) f
+ cross join lateral (
+        select o.*, (count(*) over () - 1)::int as retries
+          from (
+-- :include live_head
+                 where r.tenant_id = $1 and r.job_id = w.id and (r.id = f.id or r.workflow_run_id = f.id)
+                union all
+-- :include ended_head
+                 where h.tenant_id = $1 and h.job_id = w.id and (h.run_id = f.id or h.workflow_run_id = f.id)
+                   and h.final) o
+         order by o.id desc
+         limit 1) l
+ where $4::text is null or l.state = $4
+ order by f.id desc
+ limit $5
+
+-- :name now
+select now()

@@ -1,0 +1,105 @@
+-- :name heads
+-- Workflow runs that are held and want something done: `begin` (they were claimed), `end` (all their nodes have ended), or
+-- `stop` (they are to stop, or their time is up, and something of them is live).
+-- The two sides are two indexes: what is to be done is few, what merely runs may be many.
+(select r.tenant_id, r.id::text as id,
+        case when r.pending_parents is null then 'begin' when r.pending_parents = 0 then 'end' else 'stop' end as what
+   from runs r
+  where r.worker_id = '00000000-0000-7000-8000-000000000001'
+    and (r.pending_parents is null or r.pending_parents = 0 or r.state = 'stopping')
+  order by r.id
+  limit $1)
+union all
+(select r.tenant_id, r.id::text, 'stop'
+   from runs r
+  where r.worker_id = '00000000-0000-7000-8000-000000000001'
+    and r.state = 'running' and r.pending_parents > 0 and r.deadline_at < now()
+  order by r.deadline_at
+  limit $1)
+
+-- :name lock_head
+-- A workflow run and its workflow, which no edit changes meanwhile.
+with workflow as materialized (
+    select j.*
+      from runs r
+     cross join lateral (
+            select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1 for share) j
+     where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+)
+select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigger, r.scheduled_for,
+       coalesce(r.logical_at, r.scheduled_for) as logical_at, coalesce(r.workflow_run_id, r.id)::text as workflow_run_id,
+       w.id::text as job_id, w.version, w.spec, w.priority as usual_priority, statement_timestamp() as now,
+       -- Two that were asked at once to run the same again: the first does.
+       exists (select from runs o
+                where o.tenant_id = $1 and o.job_id = w.id and o.id < r.id
+                  and o.workflow_run_id = r.workflow_run_id) as is_second
+  from workflow w
+ cross join lateral (
+        select * from runs r
+         where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+           and r.state in ('running', 'stopping') and r.worker_id = '00000000-0000-7000-8000-000000000001'
+         limit 1
+           for update) r
+
+-- :name nodes
+select j.node, j.id::text as id, j.key_template from jobs j where j.tenant_id = $1 and j.workflow_id = $2
+
+-- :name ends
+-- How each node's last run in a workflow run ended. Those of a mapped node's elements name the run that they are of.
+select distinct on (j.node) j.node, h.run_id::text as run_id, h.state, h.reason
+  from history h
+ cross join lateral (select * from jobs j where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j
+ where h.tenant_id = $1 and h.workflow_run_id = $2 and h.final and j.node is not null
+   and (h.origin_run_id is null or h.trigger = 'retry')
+ order by j.node, h.run_id desc
+
+-- :name begun
+-- It waits for so many nodes, keeps the graph that it began with, and has so much time. $6: it ends at once, and not well.
+update runs r
+   set pending_parents = $3, job_version = $4, deadline_at = now() + $5::interval,
+       doomed = case when $6 then 2 else 0 end
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+
+-- :name hold_nodes
+-- Take what lives of a workflow run, so that the statement after it sees what each is by now. The head is not among it:
+-- it comes after them.
+select r.id from runs r
+ where r.tenant_id = $1 and r.workflow_run_id = $2 and r.id <> $3
+ order by r.id
+   for update
+
+-- :name stop_nodes
+-- staged | ready | waiting → cancelled, running → stopping: all that lives of a workflow run, after `hold_nodes`.
+with locked as materialized (
+    select r.ctid as place, r.state
+      from runs r
+     where r.tenant_id = $1 and r.workflow_run_id = $2 and r.id <> $3
+     order by r.id
+),
+stopping as (
+    update runs r
+       set state = 'stopping', stop_reason = $4
+      from locked l
+     where l.state = 'running' and r.ctid = l.place
+    returning r.id, r.worker_id, r.fence, r.state
+),
+ended as (
+    delete from runs r
+     using locked l
+     where l.state in ('staged', 'ready', 'waiting') and r.ctid = l.place
+    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
+),
+-- :include record_ended
+select id::text as id, 'cancelled' as state, null::text as worker_id, fence,
+-- :include family
+  from ended
+union all
+select s.id::text, s.state, s.worker_id::text, s.fence, null
+  from stopping s
+
+-- :name head
+select r.state, coalesce(r.workflow_run_id, r.id)::text as workflow_run_id, r.attempt, r.fence, r.doomed, r.pending_parents,
+       coalesce(r.stop_reason, '') as stop_reason, r.state = 'running' and r.deadline_at < now() as late,
+       extract(epoch from now() - r.claimed_at)::float8 * 1000 as ran_ms
+  from runs r
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) and r.state in ('running', 'stopping')
