@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.flow.kit import Scene, WorkerHand
 from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
 from tocsin.flow import compact
+from tocsin.flow.shared.segments import loose_object
+from tocsin.model.ids import new_id
 from tocsin.node.compactor import Compactor
 from tocsin.settings import Settings
 from tocsin.telemetry import LOOP_ERRORS
@@ -202,3 +205,25 @@ async def test_what_cannot_be_read_of_one_tenant_keeps_nothing_else_back(
     assert await scene.value("select count(*) from log_garbage where object = 'logs/nothing'") == 0
     assert LOOP_ERRORS.labels("compactor")._value.get() == failed + 2
     await check(scene, wanted)
+
+
+async def test_objects_that_nothing_names_are_swept_away(
+    scene: Scene, worker: WorkerHand, settings: Settings, tenant: int
+) -> None:
+    """Whoever shipped the lines died before it could say that they are there."""
+    wanted = await logged(scene, worker)
+    await compact.compact(scene.db, scene.node.objects, tenant)
+    run = await held(scene, worker)
+    await worker.ship(chunk(run, 0, "a loose line"))
+    named = objects(settings)
+    now = await scene.now()
+    strays = [loose_object(run["run_id"], new_id(now - timedelta(hours=hours))) for hours in (2, 3, 0)]
+    for key in (*strays, "logs/abcdef/no-id.zst"):
+        await scene.node.objects.put(key, b"lines")
+    long_ago = "update migrations set applied_at = $1 where name = '0032_log_segments'"
+    await scene.sql.execute(long_ago, now)
+    assert await compact.sweep(scene.db, scene.node.objects) == 0, "who knows what named it then"
+    await scene.sql.execute(long_ago, now - timedelta(days=100))
+    assert await compact.sweep(scene.db, scene.node.objects) == 2
+    assert objects(settings) == named | {strays[2], "logs/abcdef/no-id.zst"}
+    await check(scene, wanted | {run["run_id"]: ["a loose line"]})

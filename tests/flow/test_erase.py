@@ -524,7 +524,7 @@ async def test_an_object_that_somebody_removed_meanwhile_is_removed_again(town: 
 
 async def test_nobody_archives_and_erases_at_the_same_time(scene: Scene, acme: Api) -> None:
     await ask(scene)
-    for lock in ("archive", "shelve", "erase"):
+    for lock in ("archive", "shelve", "publish", "erase"):
         await scene.sql.execute("select pg_advisory_lock(hashtext('tocsin.' || $1))", lock)
         await go_on(scene)
         assert (await scene.api.get("/v1/tenants/acme"))["erasure"]["state"] == "stopping", lock

@@ -55,3 +55,11 @@ def test_the_store_is_set_by_either_name(tmp_path: Path) -> None:
 def test_who_stores_nothing_loads_no_store() -> None:
     look = "import sys, tocsin.cli.main, tocsin.store.objects; print({'obstore', 'duckdb'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+async def test_folders_and_what_is_in_them_are_listed(store: ObjectStore) -> None:
+    for key in ("logs/b/2", "logs/a/1", "logs/a/c/3", "logs/4", "other/5"):
+        await store.put(key, b"")
+    assert await store.folders("logs/") == ["logs/a/", "logs/b/"]
+    assert await store.keys("logs/a/") == ["logs/a/1", "logs/a/c/3"]
+    assert await store.folders("nobody/") == await store.keys("nobody/") == []

@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from itertools import groupby
+from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
 
-from tocsin.flow.shared.segments import Frame, Part, Segment, compacted_folder, read_directory, unpack, write
-from tocsin.model.ids import instant_of, new_id
+from tocsin.flow.shared.segments import (
+    COMPACTED,
+    FOLDER,
+    Frame,
+    Part,
+    Segment,
+    compacted_folder,
+    read_directory,
+    unpack,
+    write,
+)
+from tocsin.model.ids import instant_of, new_id, parse_id
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
 
@@ -28,6 +40,7 @@ _MOST_FRAME = 1024 * 1024
 _MOST_SEGMENTS = 512
 _AT_ONCE = 16
 _MOST_GARBAGE = 100
+_STRAY = timedelta(hours=1)  # no shipment is under way for so long
 _LEVEL = 9  # of compression: it is done once
 
 
@@ -187,3 +200,24 @@ async def clean(db: Database, objects: ObjectStore) -> int:
             await _pass(db, "removed")
             await db.fetch("engine", SQL["forget"], row["object"])
     return len(rows) - len(needed)
+
+
+async def sweep(db: Database, objects: ObjectStore) -> int:
+    """Remove loose objects that nothing names, an hour after they were made: whoever shipped their lines has died, or
+    lost the database, before it could say that they are there, and the worker has shipped them once more. Answers how
+    many."""
+    before, gone = db.clock.now() - _STRAY, 0
+    for folder in await objects.folders(FOLDER):
+        keys = [] if folder == COMPACTED else await objects.keys(folder)
+        made = [(key, at) for key in keys if (at := _made(key)) is not None and at < before]
+        for some in _batches(made):
+            strays = await db.fetch("engine", SQL["unnamed"], *columns(some, 2))
+            await asyncio.gather(*(objects.delete(row["object"]) for row in strays))
+            gone += len(strays)
+    return gone
+
+
+def _made(key: str) -> datetime | None:
+    """When an object was, by its name."""
+    id_ = parse_id(PurePosixPath(key).stem)
+    return None if id_ is None else instant_of(id_)

@@ -80,6 +80,15 @@ select g.object,
 with segments as (delete from log_segments where object = $1 and replaced_at is not null)
 delete from log_garbage where object = $1 and due_at < now()
 
+-- :name unnamed
+-- Of these objects, with when they were made, those that nothing names. Before there were segments, and for as long after
+-- as servers of the release before may have lived, an object was named by lines alone.
+select o.object
+  from unnest($1::text[], $2::timestamptz[]) as o(object, made)
+ where o.made > (select m.applied_at + interval '1 day' from migrations m where m.name = '0032_log_segments')
+   and not exists (select from log_segments s where s.object = o.object)
+   and not exists (select from log_garbage g where g.object = o.object)
+
 -- :name keep
 -- Others in it are not compacted yet.
 update log_garbage set due_at = now() + interval '1 hour' where object = any($1::text[])

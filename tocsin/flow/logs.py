@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tocsin.errors import Conflict
-from tocsin.flow.shared.segments import Part, shown, unpack, write
+from tocsin.flow.shared.segments import Part, loose_object, shown, unpack, write
 from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
@@ -41,7 +41,7 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     if not fresh:
         return
     id_ = new_id(db.clock.now())
-    key = f"logs/{fresh[0].chunk.run_id[:6]}/{id_}.zst"
+    key = loose_object(fresh[0].chunk.run_id, id_)
     used: Counter[int] = Counter()
     parts = list(_parts(fresh, used))
     if sum(part.counted for part in parts) < _FEW:

@@ -4,6 +4,7 @@ nobody needs any more."""
 from __future__ import annotations
 
 import random
+import time
 
 from tocsin.flow import compact, payloads
 from tocsin.node.loop import Loop
@@ -13,6 +14,7 @@ from tocsin.telemetry import LOOP_ERRORS, get_logger
 
 log = get_logger("compactor")
 _PAUSE = 30.0
+_SWEEP_SECONDS = 3600.0  # it lists folders, which costs something in a store behind a URL
 
 
 class Compactor(Loop):
@@ -25,6 +27,7 @@ class Compactor(Loop):
         super().__init__()
         self._db, self._objects = db, objects
         self._rng = random.Random()
+        self._swept_at = time.monotonic()
 
     async def run_once(self) -> float:
         tenants = await compact.tenants(self._db)
@@ -34,7 +37,13 @@ class Compactor(Loop):
             done += await self._compact(tenant_id)
         done += await compact.clean(self._db, self._objects)
         done += await payloads.clean(self._db, self._objects)
+        await self._sweep()
         return 0.0 if done else self._rng.uniform(0.5, 1.5) * _PAUSE
+
+    async def _sweep(self) -> None:
+        if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
+            self._swept_at = time.monotonic()
+            await compact.sweep(self._db, self._objects)
 
     async def _compact(self, tenant_id: int) -> int:
         """What cannot be read of one tenant's keeps nothing of the others' back."""

@@ -74,6 +74,16 @@ class ObjectStore:
         except Exception as error:
             raise Unavailable(f"object storage refused a list: {error}", code="objects_unavailable") from error
 
+    async def folders(self, folder: str) -> list[str]:
+        """The folders in a folder, which all end with a slash, in order."""
+        import obstore
+
+        try:
+            found = await obstore.list_with_delimiter_async(self._store, folder)
+            return sorted(f"{one}/" for one in found["common_prefixes"])
+        except Exception as error:
+            raise Unavailable(f"object storage refused a list: {error}", code="objects_unavailable") from error
+
     async def delete(self, key: str) -> None:
         """Let an object be gone; one that is not there is."""
         import obstore

@@ -19,6 +19,8 @@ from tocsin.model.loglines import parted
 from tocsin.model.logsearch import Filter, words
 from tocsin.wire import LogLine
 
+FOLDER = "logs/"
+COMPACTED = f"{FOLDER}compacted/"
 _LINES = msgspec.msgpack.Decoder(list[LogLine])
 _LATEST = 32_000_000_000.0  # a worker's clock may say anything; the year 2984 is late enough
 
@@ -94,9 +96,14 @@ def write(parts: Iterable[Part], level: int = 3) -> tuple[bytes, list[Segment]]:
     return bytes(body), found
 
 
+def loose_object(run_id: str, id_: str) -> str:
+    """The name of one with lines of a shipment, among them those of this run."""
+    return f"{FOLDER}{run_id[:6]}/{id_}.zst"
+
+
 def compacted_folder(tenant_id: int) -> str:
     """Where objects lie that have a tenant's lines and no others."""
-    return f"logs/compacted/{tenant_id}/"
+    return f"{COMPACTED}{tenant_id}/"
 
 
 def level_word(level: str) -> bytes:
