@@ -27,6 +27,7 @@ from bench import (
     drain,
     fair,
     floor,
+    graphs,
     logs,
     pickup,
     schedules,
@@ -261,6 +262,21 @@ def _backfill(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add("backfill", f"p99 {one.p99:.1f} ms", backfill.describe(one))
 
 
+def _graphs(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = graphs.measure(made, repeat=options.repeat)
+    report.document["graphs"] = found.document()
+    report.add(
+        "graphs: from job to job in a chain", f"p50 {found.hop_ms:.1f} ms", f"of 1,000; bar {graphs.HOP_BAR_MS:g} ms"
+    )
+    for chain in found.chains:
+        more = f"p99 {chain.p99:.1f} ms, {chain.seconds:.1f} s in all; others used {chain.foreign_cores:.2f} cores"
+        report.add("graphs: chain", f"p50 {chain.p50:.1f} ms", more)
+    bar = f"of 10,000 jobs; bar {graphs.FAN_BAR_SECONDS:g} s"
+    report.add("graphs: out to many and in again", f"{found.fan_seconds:.2f} s", bar)
+    for fan in found.fans:
+        report.add("graphs: fan", f"{fan.seconds:.2f} s", f"others used {fan.foreign_cores:.2f} cores")
+
+
 def _detach(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = detach.measure(made)
     report.document["detach"] = found.document()
@@ -317,6 +333,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "xmin": _xmin,
     "fair": _fair,
     "backfill": _backfill,
+    "graphs": _graphs,
     "storm": _storm,
     # Last: they leave a server behind, and take a while.
     "detach": _detach,
