@@ -27,6 +27,7 @@ from tocsin.flow import (
     history,
     note,
     occurrences,
+    parents,
     plan,
     pools,
     reap,
@@ -38,7 +39,7 @@ from tocsin.flow import (
 )
 from tocsin.flow.shared import calendars as shared_calendars
 from tocsin.flow.shared import circuits as shared_circuits
-from tocsin.flow.shared import joins, specs, transitions
+from tocsin.flow.shared import dependencies, joins, specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
 STEPS = (
@@ -55,6 +56,7 @@ STEPS = (
     fill,
     fleet,
     note,
+    parents,
     plan,
     pools,
     reap,
@@ -64,6 +66,7 @@ STEPS = (
     sweep,
     usage,
     joins,
+    dependencies,
     specs,
     transitions,
 )

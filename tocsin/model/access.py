@@ -48,6 +48,7 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "fleet.operate": "platform",
     "tenants.manage": "platform",
     "worker.serve": "worker",
+    "run.read": "run",
     "run.complete": "run",
 }
 

@@ -15,12 +15,12 @@ import msgspec
 
 from tocsin.clock import EPOCH, iso, lease_margin
 from tocsin.errors import ApiProblem, Conflict, NotFound
-from tocsin.flow import fleet, logs
+from tocsin.flow import fleet, logs, parents
 from tocsin.flow.keys import RunTokens
 from tocsin.flow.note import Notebook
 from tocsin.flow.report import Ending, Reported, Returned, attempt_of, claims_after, give_back, held, report
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
-from tocsin.flow.shared.transitions import Hint, Stop
+from tocsin.flow.shared.transitions import Hint, Key, Stop
 from tocsin.flow.tenants import http_allow
 from tocsin.model.access import Identity
 from tocsin.model.ids import parse_id
@@ -392,6 +392,8 @@ class Gateway:
             complete(runs, handed.given)
         if any(stored.kind == "http" for stored in known.values()):
             await self._let_call(runs, rows)
+        if any(row["has_parents"] for row in rows):
+            await self._tell_parents(runs, rows)
         orders, session.orders = session.orders, []
         return ClaimAnswer(
             claim_id=session.last_claim,
@@ -435,6 +437,16 @@ class Gateway:
             # A function is called within the worker and has no need to prove who it is.
             token="" if stored.kind == "python" else self.tokens.make(row["tenant_id"], run_id, fence),
         )
+
+    async def _tell_parents(self, runs: Sequence[ClaimedRun], rows: Sequence[Row]) -> None:
+        """Tell runs how those ended that they waited for, or where they are told."""
+        found = await parents.handed_over(self._db, [Key(r["tenant_id"], r["id"]) for r in rows if r["has_parents"]])
+        for run, row in zip(runs, rows, strict=True):
+            if run.run_id in found:
+                run.parents = found[run.run_id]
+                if run.parents is None:
+                    run.parents_url = f"/v1/runs/{run.run_id}/parents"
+                    run.token = self.tokens.make(row["tenant_id"], run.run_id, run.fence)
 
     async def _let_call(self, runs: Sequence[ClaimedRun], rows: Sequence[Row]) -> None:
         """Tell runs whom within our walls they may call; those that are not of kind `http` make nothing of it."""

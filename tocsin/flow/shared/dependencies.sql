@@ -57,7 +57,7 @@ select j.id::text as id, j.name, j.schedule, coalesce(j.anchored_at, j.created_a
 -- :name awaiting
 -- A run of the job that waits for runs of its parents.
 select r.id::text as id from runs r
- where r.tenant_id = $1 and r.job_id = $2 and r.join_key is not null and r.state = 'waiting' and r.blocked_by = 'parent'
+ where r.tenant_id = $1 and r.job_id = $2 and r.join_key is not null and r.pending_parents > 0
  limit 1
 
 -- :name unlink

@@ -62,6 +62,7 @@ from tocsin.wire import (
     Notes,
     NotesAnswer,
     Nothing,
+    Parent,
     PoolPatch,
     PreviewRequest,
     Reason,
@@ -230,6 +231,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/runs/{id}/cancel"): _control("Cancel a run", Run, versioned=False),
     ("POST", "/v1/runs/{id}/retry"): Operation(
         "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409, 429)
+    ),
+    ("GET", "/v1/runs/{id}/parents"): Operation(
+        "Read how the runs ended that a run waited for, and what they resulted in: with its run token, not with a key",
+        dict[str, Parent],
+        problems=(409, 413),
     ),
     ("POST", "/v1/runs/{id}/complete"): Operation(
         "End an attempt in its own words: with its run token, not with a key",

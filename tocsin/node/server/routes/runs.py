@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow import control, dead, explain, history
+from tocsin.flow import control, dead, explain, history, parents
 from tocsin.flow.history import RunFilter
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, page, tag_of
@@ -87,6 +87,12 @@ async def retry_run(call: Call) -> Reply:
         return answer(await history.get_run(call.node.db, call.who, first.ids[0]), 202, REPLAYED)
     call.node.tell(hints)
     return answer(await history.get_run(call.node.db, call.who, new), 202)
+
+
+@route("GET", "/v1/runs/{id}/parents", "run.read")
+async def get_parents(call: Call) -> Reply:
+    call.query()
+    return answer(await parents.told(call.node.db, call.who))
 
 
 @route("POST", "/v1/runs/{id}/complete", "run.complete")

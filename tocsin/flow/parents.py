@@ -1,0 +1,54 @@
+"""parents: how the runs ended that a run waited for, and what they resulted in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tocsin.errors import Conflict, TooLarge
+from tocsin.flow.shared.transitions import Key
+from tocsin.model.access import Identity
+from tocsin.store.db import Database, Row, Sql, columns
+from tocsin.wire import Parent
+
+SQL = Sql(__file__)
+WITH_THE_RUN = 65_536  # bytes of results that are handed over together with a run
+MOST = 64 * 2**20  # that are told at all
+Parents = dict[str, Parent]  # by name
+
+
+async def handed_over(db: Database, runs: Sequence[Key]) -> dict[str, Parents | None]:
+    """What these runs are told of those that they waited for; None: it is large, and to be fetched."""
+    if not runs:
+        return {}
+    rows = await db.fetch("engine", SQL["ends"], *columns(runs, 2), WITH_THE_RUN)
+    told: dict[str, list[Row]] = {run.id: [] for run in runs}
+    for row in rows:
+        told[runs[row["n"] - 1].id].append(row)
+    return {run_id: None if _is_large(ends, WITH_THE_RUN) else _parents(ends) for run_id, ends in told.items()}
+
+
+async def told(db: Database, who: Identity) -> Parents:
+    """The same for a run that asks with its token, while its attempt is under way."""
+    if not await db.fetchval("engine", SQL["holds"], who.tenant_id, who.key_id, who.fence):
+        raise Conflict("this attempt is not under way any more", code="superseded")
+    rows = await db.fetch("engine", SQL["ends"], [who.tenant_id], [who.key_id], MOST)
+    if _is_large(rows, MOST):
+        raise TooLarge(f"the results of the runs that it waited for have more than {MOST // 2**20} MiB together")
+    return _parents(rows)
+
+
+def _is_large(rows: Sequence[Row], most: int) -> bool:
+    return bool(rows) and rows[0]["size"] > most
+
+
+def _parents(rows: Iterable[Row]) -> Parents:
+    return {
+        row["name"]: Parent(
+            run_id=row["run_id"],
+            state=row["state"],
+            result=None if row["result"] is None else msgspec.json.decode(row["result"]),
+        )
+        for row in rows
+    }
