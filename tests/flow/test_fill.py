@@ -304,3 +304,17 @@ async def test_a_concurrency_key_that_follows_from_its_args_is_shared_with_other
     await turn(scene)
     taken: list[Row] = await scene.take(worker=W)
     assert len(taken) == 1 and sorted(await scene.states(job)) == ["running", "waiting"]
+
+
+async def test_what_depends_on_the_job_follows_with_the_same_logical_time(scene: Scene) -> None:
+    job = await scene.job(name="extract", schedule=DAILY)
+    child = await scene.job(name="load", schedule=None, depends_on=[{"job": "extract"}])
+    backfill = await ask(scene, job, 2)
+    await turn(scene)
+    [run] = await scene.take(worker=W)
+    await scene.end(W, end_of(run))
+    assert await logical(scene, child) == days(0)
+    await drain(scene)
+    done = await scene.rows("select logical_at from history where job_id = $1 and final order by 1", child["id"])
+    assert [row["logical_at"] for row in done] == days(0, 1)
+    assert (await shown(scene, backfill))["succeeded"] == 2, "those that follow are none of its own"
