@@ -132,9 +132,9 @@ class InProcess(httpx.AsyncBaseTransport):
         body = await request.aread()
         reply = await self._respond(Request(request.method, path.decode("ascii"), query, headers, body=body))
         shown = b"" if request.method == "HEAD" else reply.body
-        return httpx.Response(
-            reply.status, headers={"content-type": reply.media_type} | (reply.headers or {}), content=shown
-        )
+        told = {"content-type": reply.media_type} | (reply.headers or {})
+        cookies = [("set-cookie", cookie) for cookie in reply.cookies]
+        return httpx.Response(reply.status, headers=[*told.items(), *cookies], content=shown)
 
 
 class Api:

@@ -331,6 +331,12 @@ async def found_cluster(db: Database, master: MasterKeys, known: dict[str, str])
     return out
 
 
+async def note_login(db: Database, who: Identity, issuer: str) -> None:
+    """Somebody begins a session with a browser."""
+    async with db.tenant(who.tenant_id, "keys") as connection:
+        await audit.record(connection, audit.entry(who, "session.begin", f"issuer:{issuer}", role=who.role))
+
+
 async def derived(db: Database, master: MasterKeys, purpose: str) -> list[bytes]:
     """Keys for a purpose, the newest first, from the master keys; without one, from the cluster's own secret."""
     if own := master.derive_all(purpose):

@@ -296,7 +296,7 @@ def endpoint(
             return await handler(Call(node, request, who, await read_body(request, body_limit)))
         if who.suspended and who.role != "platform":
             raise Forbidden("the tenant is suspended: its keys only read", code="tenant_suspended")
-        name = _request_id(request)
+        name = request_id(request)
         who = who._replace(address=node.edge.address(request), request_id=name)
         reply = await handler(Call(node, request, who, await read_body(request, body_limit)))
         reply.headers = {"x-request-id": name} | (reply.headers or {})
@@ -320,7 +320,7 @@ async def _keep(node: Node, request: Request, who: Identity, kept: Kept | None) 
         raise NotFound("there is no such job")
 
 
-def _request_id(request: Request) -> str:
+def request_id(request: Request) -> str:
     """What the caller, or a proxy before us, names this call by; else a name of our own."""
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else os.urandom(12).hex()

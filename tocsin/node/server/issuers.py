@@ -9,6 +9,7 @@ live; then its bearers get 503, and nobody gets in.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import time
 import uuid
@@ -223,12 +224,14 @@ async def fetch(url: str, form: Mapping[str, str] | None = None, secret: str = "
     """What is at a URL, or is answered to a form there, as a JSON object; `secret`: of the form's client."""
     import aiohttp
 
-    who = aiohttp.BasicAuth(quote(form["client_id"]), quote(secret)) if form and secret else None
-    limit = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     method, headers = "GET" if form is None else "POST", {"accept": "application/json"}
+    if form is not None and secret:
+        who = f"{quote(form['client_id'], safe='')}:{quote(secret, safe='')}"  # so encoded: RFC 6749, 2.3.1
+        headers["authorization"] = f"Basic {base64.b64encode(who.encode()).decode()}"
+    limit = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit, headers=headers, auth=who) as session,
+            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
             session.request(method, _safe(url), data=form, allow_redirects=False) as reply,
         ):
             body = await _bounded(reply.content)

@@ -21,6 +21,7 @@ import msgspec
 from tocsin.errors import ApiProblem, BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
 from tocsin.flow import keys
 from tocsin.node.server.authenticator import person
+from tocsin.node.server.http import request_id
 from tocsin.node.server.issuers import Bearer, Trusted, fetch
 from tocsin.node.server.protocol import Reply, Request
 from tocsin.store.vault import context_of, seal, unseal
@@ -121,9 +122,10 @@ class Logins:
             raise Forbidden(f"the issuer did not let you in: {told}", code="login_refused")
         bearer = await self._exchange(trusted, begun, query["code"])
         who = await person(self._node.db, bearer)
+        caller = who._replace(address=self._node.edge.address(request), request_id=request_id(request))
+        await keys.note_login(self._node.db, caller, begun.issuer)
         life = trusted.issuer.session_seconds
         session = _Session(begun.issuer, bearer.subject, bearer.fitting, self._now() + life, _random())
-        log.info("somebody logged in", subject=bearer.name, tenant=who.tenant, role=who.role)
         return Reply(
             status=303,
             headers={"location": begun.next},
