@@ -1,13 +1,15 @@
-"""Tenants over HTTP: suspended ones start nothing, lose nothing, and go on."""
+"""Tenants over HTTP: suspended ones start nothing, lose nothing, and go on; erased ones go."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from tests.cluster.cluster import until
 from tests.conftest import Api
-from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of, told
+from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of, keys, told
 from tests.node.test_dispatcher import tenant
 from tocsin.flow import claim
 
@@ -96,3 +98,24 @@ async def test_suspending_twice_is_one_suspension_and_leaves_one_record(scene: S
     assert "unpaid" in records[1]["detail"]
     await scene.api.post("/v1/tenants/none/suspend", expect=404)
     await (await scene.api.with_key("admin")).post("/v1/tenants/acme/suspend", expect=403)
+
+
+async def test_a_node_erases_by_itself_and_tells_workers_to_stop(live: Scene, worker_key: str) -> None:
+    acme = await tenant(live, "acme")
+    worker = await WorkerHand.register(live.node, worker_key)
+    [theirs] = await asked(live, acme)
+    answer = await worker.claim(1, wait=30)
+    assert [run["run_id"] for run in answer["runs"]] == [theirs]
+    await live.api.call("DELETE", "/v1/tenants/acme", json={"confirm": "acme"}, expect=202)
+
+    async def told_to_stop() -> Any:
+        return (await worker.report(last_claim=answer["claim_id"], running=keys(answer["runs"])))["stop"]
+
+    assert await until("its worker is told", told_to_stop, 30)
+    await worker.report(last_claim=answer["claim_id"], finished=[told(answer["runs"][0], "cancelled")])
+
+    async def emptied() -> Any:
+        erasure = (await live.api.get("/v1/tenants/acme"))["erasure"]
+        return erasure["state"] == "erasing" and not await live.rows("select from jobs where tenant_id <> 1")
+
+    await until("its rows are gone", emptied, 30)

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import Conflict, InvalidInput, NotFound, Unavailable
+from tocsin.errors import Conflict, InvalidInput, NotFound
 from tocsin.flow.shared import audit, cold, segments, shelf, turns
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.transitions import Stop
 from tocsin.model import packed
 from tocsin.model.access import Identity
 from tocsin.model.audit import anchors_folder
-from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.db import Connection, Database, Row, Sql, is_transient
 from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger
 
@@ -37,7 +37,7 @@ STOP_SECONDS = 60.0  # that workers have to prove that they stopped
 SETTLE_SECONDS = 60.0  # without a trace: no call, and no turn of a loop, takes longer
 _SOON, _RARELY = 2.0, 30.0  # seconds until the next turn, with and without something to do
 _REMEMBERED = 3 * 86_400.0
-_WAVE = 5000
+_WAVE = 10_000  # rows in one transaction, which takes a fraction of a second
 _AT_ONCE = 50  # objects
 # Where a test may end it, in this order.
 POINTS = ("stopped", "blanked", "removed", "emptied", "erased")
@@ -117,8 +117,10 @@ async def turn(
             erasure = _Erasure(db, objects, owner, row)
             try:
                 stops += await erasure.go_on(stop_seconds, settle_seconds)
-            except Unavailable as problem:
-                log.warning("a tenant cannot be erased yet", tenant_id=row["tenant_id"], error=problem.detail)
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                log.warning("a tenant cannot be erased yet", tenant_id=row["tenant_id"], error=str(error))
     return Turn(stops, _SOON)
 
 
