@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import PROCESS, Scene, end_of
+from tocsin.flow.fill import Tables, fill
 from tocsin.model.workflow import CONDUCTOR
 
 WORKER = "00000000-0000-7000-8000-0000000000aa"
@@ -58,13 +59,17 @@ class Stage:
 
     async def play(self, run_id: str, says: Says = lambda node, n: {}) -> dict[str, Any]:
         """Run it to its end; answers it."""
+        await self.play_all(says)
+        return await self.get(run_id)
+
+    async def play_all(self, says: Says) -> None:
+        """Run all that there is to its end."""
         await self.turn()
         while rows := await self.claim_all():
             for place, (node, row) in enumerate(rows):
                 await self.end(row, **says(node, place))
             await self.turn()
         await self.turn()
-        return await self.get(run_id)
 
     async def get(self, run_id: str) -> dict[str, Any]:
         return await self.api.get(f"/v1/workflow-runs/{run_id}")  # type: ignore[no-any-return]
@@ -378,3 +383,80 @@ async def test_overlap_and_limits_are_the_workflows(stage: Stage) -> None:
     assert [(await stage.get(id_))["state"] for id_ in (first, second)] == ["running", "waiting"]
     await stage.play(first)
     assert (await stage.play(second))["state"] == "succeeded"
+
+
+# ── a past range ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+JANUARY = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-04T00:00:00Z", "max_concurrency": 2}
+
+
+async def fill_all(stage: Stage, says: Says = lambda node, n: {}) -> None:
+    """Make and run all that a backfill owes."""
+    while (await fill(stage.scene.db, Tables(), True)).hints:
+        await stage.play_all(says)
+
+
+async def begin_backfill(stage: Stage) -> dict[str, Any]:
+    await stage.make(nodes(DIAMOND), schedule={"cron": "0 0 * * *"})
+    path = f"/v1/workflows/{stage.workflow['id']}/backfill"
+    counted = await stage.api.post(path, JANUARY | {"dry_run": True}, expect=200)
+    assert counted["total"] == 3
+    return await stage.api.post(path, JANUARY, expect=202)  # type: ignore[no-any-return]
+
+
+async def test_a_backfill_runs_the_whole_for_each_instant_behind_live_work(stage: Stage) -> None:
+    backfill = await begin_backfill(stage)
+    await fill(stage.scene.db, Tables(), True)
+    await stage.turn()
+    taken = await stage.claim_all()
+    assert [node for node, _ in taken] == ["a", "a"], "as many workflow runs at a time as it may have"
+    first = await stage.scene.run(taken[0][1]["id"])
+    assert (first["logical_at"], first["priority"]) == ("2026-01-01T00:00:00.000000Z", 100)
+    for _, row in taken:
+        await stage.end(row)
+    await stage.play_all(lambda node, place: {})
+    await fill_all(stage)
+    done = await stage.api.get(f"/v1/backfills/{backfill['id']}")
+    assert (done["state"], done["succeeded"], done["made"]) == ("completed", 3, 3)
+    runs = (await stage.api.get(f"/v1/workflow-runs?workflow={stage.workflow['id']}"))["items"]
+    assert sorted(run["logical_at"][:10] for run in runs) == ["2026-01-01", "2026-01-02", "2026-01-03"]
+    assert stage.started.count("d") == 3
+
+
+async def test_a_cancelled_backfill_stops_the_whole_of_its_workflow_runs(stage: Stage) -> None:
+    backfill = await begin_backfill(stage)
+    await fill(stage.scene.db, Tables(), True)
+    await stage.turn()
+    taken = await stage.claim_all()
+    told = await stage.api.post(f"/v1/backfills/{backfill['id']}/cancel")
+    assert (told["state"], told["live"]) == ("cancelled", 2)
+    await stage.turn()
+    for _, row in taken:
+        await stage.end(row, "cancelled")
+    await stage.turn()
+    assert await stage.scene.value("select count(*) from runs") == 0
+    told = await stage.api.get(f"/v1/backfills/{backfill['id']}")
+    assert (told["live"], told["cancelled"]) == (0, 2)
+    assert stage.started == ["a", "a"]
+
+
+async def test_what_failed_in_a_backfill_is_retried_in_its_own_workflow_run(stage: Stage) -> None:
+    backfill = await begin_backfill(stage)
+    await fill_all(stage, lambda node, _: {"outcome": "failed"} if node == "b" else {})
+    done = await stage.api.get(f"/v1/backfills/{backfill['id']}")
+    assert (done["state"], done["failed"]) == ("completed", 3)
+    run_id = done["failures"][0]["id"]
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    run = await stage.play(run_id)
+    assert (run["state"], run["logical_at"]) == ("succeeded", "2026-01-01T00:00:00.000000Z")
+    done = await stage.api.get(f"/v1/backfills/{backfill['id']}")
+    assert (done["failed"], done["made"]) == (3, 3), "what was tried again later is not the backfill's"
+
+
+async def test_a_job_of_a_workflow_has_no_past_of_its_own(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND), schedule={"cron": "0 0 * * *"})
+    node = await stage.scene.value("select id::text from jobs where node = 'a'")
+    told = await stage.api.post(f"/v1/jobs/{node}/backfill", JANUARY, expect=409)
+    assert told["code"] == "part_of_workflow"
+    job = await stage.scene.job()
+    await stage.api.post(f"/v1/workflows/{job['id']}/backfill", JANUARY, expect=404)

@@ -16,7 +16,7 @@ from tocsin.errors import Conflict, Contention, NotFound
 from tocsin.flow.shared import audit, calendars
 from tocsin.flow.shared.documents import instant, raw
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.flow.shared.jobs import key_of_run, opened
+from tocsin.flow.shared.jobs import key_of_run, on_its_own, opened
 from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.transitions import (
     NOTHING,
@@ -114,6 +114,7 @@ async def _counted(db: Database, who: Identity, job_id: str, asked: Asked, wish:
         job = await connection.fetchrow(SQL["job"], who.tenant_id, job_id)
         if job is None:
             raise NotFound("there is no such job")
+        on_its_own(job)
         check_range(asked.from_, asked.to, job["now"])
         schedule, seed = asked.schedule or _schedule(job), seed_of(who.tenant, job["name"], job_id)
         if asked.schedule is not None:

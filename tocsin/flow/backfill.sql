@@ -1,5 +1,5 @@
 -- :name job
-select name, schedule, coalesce(anchored_at, created_at) as anchor, now() as now
+select name, node, schedule, coalesce(anchored_at, created_at) as anchor, now() as now
   from jobs
  where tenant_id = $1 and id = $2
 

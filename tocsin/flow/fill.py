@@ -43,7 +43,7 @@ class Filled(NamedTuple):
 
 
 class Tables:
-    """The timetables of backfills, which never change: kept while they are asked for."""
+    """The timetables of backfills, which never change: the last ones that were asked for."""
 
     def __init__(self, most: int = 1000) -> None:
         self._most = most
@@ -56,6 +56,8 @@ class Tables:
             for row in await connection.fetch(SQL["plans"], *columns(missing, 2)):
                 plan = decode_plan(row["plan"])
                 self._known[_key(row)] = plan.between(row["from_at"], row["to_at"])
+        for key in keys:
+            self._known.move_to_end(key)
         found = {key: self._known[key] for key in keys}
         while len(self._known) > self._most:
             self._known.popitem(last=False)

@@ -134,7 +134,7 @@ class Node:
         self.doorkeeper = Doorkeeper(self.authenticator.living, guests, self.authenticator.note_used)
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
-        self.gateway.on_filled = self.backfiller.wake
+        self.gateway.on_filled = self.conductor.on_filled = self.backfiller.wake
         self.gateway.on_heads = self.conductor.wake
         self._loops = [
             self.dispatcher,

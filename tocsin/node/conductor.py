@@ -43,6 +43,7 @@ class Conductor(Loop):
     ) -> None:
         super().__init__()
         self._db, self._lanes, self._specs, self._tell = db, lanes, specs, tell
+        self.on_filled: Callable[[], None] = lambda: None  # a run of a backfill may have ended
         self._rng = random.Random()
         self._lane: int | None = None
 
@@ -93,5 +94,7 @@ class Conductor(Loop):
     async def _end(self, ended: Sequence[Finished]) -> None:
         done = await report(self._db, self._specs, [Ending(CONDUCTOR, each) for each in ended], self._rng)
         self._tell(done.hints, ())
+        if done.fills:
+            self.on_filled()
         for each in ended:
             log.info("workflow run ended", run=each.run_id, outcome=each.outcome)

@@ -117,6 +117,17 @@ def _switch_tenant(summary: str) -> Operation:
     return Operation(summary, TenantInUse, body=Why, optional=True, keyed=True, problems=(409,))
 
 
+def _fill(what: str) -> Operation:
+    return Operation(
+        f"Fill a past range: run what the {what}'s schedule owed in it, so many at a time; or, as a dry run, count it",
+        *(Backfill, 202, BackfillRequest),
+        also=(200,),
+        other=BackfillPreview,
+        keyed=True,
+        problems=(409, 429),
+    )
+
+
 def _switch_backfill(summary: str) -> Operation:
     return Operation(summary, Backfill, body=Why, optional=True, keyed=True, problems=(409,))
 
@@ -163,14 +174,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/jobs/{id}/runs/batch"): Operation(
         "Make many runs of a job, all or none", MadeRunBatch, 202, RunBatch, keyed=True, problems=(409, 429)
     ),
-    ("POST", "/v1/jobs/{id}/backfill"): Operation(
-        "Fill a past range: run what the job's schedule owed in it, so many at a time; or, as a dry run, count it",
-        *(Backfill, 202, BackfillRequest),
-        also=(200,),
-        other=BackfillPreview,
-        keyed=True,
-        problems=(409, 429),
-    ),
+    ("POST", "/v1/jobs/{id}/backfill"): _fill("job"),
     ("GET", "/v1/backfills"): Operation("List backfills", Page[Backfill], query=("job", "state", *_PAGED)),
     ("GET", "/v1/backfills/{id}"): Operation("Read a backfill and how far it is", Backfill),
     ("POST", "/v1/backfills/{id}/pause"): _switch_backfill("Make no more runs of a backfill; those that live go on"),
@@ -202,6 +206,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/workflows/{id}/pause"): _control("Pause a workflow: none of its jobs starts", Workflow),
     ("POST", "/v1/workflows/{id}/resume"): _control("Resume a paused workflow", Workflow),
+    ("POST", "/v1/workflows/{id}/backfill"): _fill("workflow"),
     ("POST", "/v1/workflows/{id}/runs"): Operation(
         "Run a workflow now, or at a given time; its first jobs get the arguments",
         *(WorkflowRun, 202, RunRequest),

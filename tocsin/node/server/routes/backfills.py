@@ -28,6 +28,11 @@ _why = msgspec.json.Decoder(Why).decode
 
 @route("POST", "/v1/jobs/{id}/backfill", "jobs.operate")
 async def backfill_job(call: Call) -> Reply:
+    return await backfill_of(call)
+
+
+async def backfill_of(call: Call) -> Reply:
+    """Fill a range of the job that the path names, or count it."""
     body = call.decode(decode_backfill)
     if body.schedule is not None:
         check(JobSpec(target=ProcessTarget(command=["true"]), schedule=body.schedule))

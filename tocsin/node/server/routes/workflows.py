@@ -23,6 +23,7 @@ from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.workflow import WorkflowSpec, check, head_spec, node_specs
 from tocsin.node.server.http import Call, answer, cursor_of, decode_json, id_of, limit_of, page
 from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.backfills import backfill_of
 from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.jobs import submit_runs_of
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
@@ -215,6 +216,12 @@ async def run_workflow(call: Call) -> Reply:
     await _workflow(call, call.id())
     stored = await submit_runs_of(call, [request])
     return await _run(call, stored.ids[0], 202, None if isinstance(stored, Stored) else REPLAYED)
+
+
+@route("POST", "/v1/workflows/{id}/backfill", "jobs.operate")
+async def backfill_workflow(call: Call) -> Reply:
+    await _workflow(call, call.id())
+    return await backfill_of(call)
 
 
 @route("GET", "/v1/workflow-runs", "runs.read")
