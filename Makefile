@@ -12,7 +12,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-container test-time simulate fuzz chaos check format bench lock clean
+.PHONY: help install up demo test test-container test-time simulate fuzz chaos check format bench audit sbom lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,10 +59,17 @@ format: $(VENV)/.dev ## Format the code and sort its imports
 bench: $(VENV)/.dev ## Print the figures of this machine (ARGS="drain")
 	$(RUN) -m bench $(ARGS)
 
+audit: $(VENV)/.dev ## Check what we stand on: locks, licences, use, known holes (Error 3: nobody could be asked for those)
+	@$(RUN) -m supply.audit
+
+sbom: $(VENV)/.dev ## Write the bill of materials (CycloneDX) from the lock
+	$(RUN) -m supply.sbom
+
 lock: $(VENV)/.dev ## Resolve the dependencies anew into both lock files
 	$(PIP) install --quiet uv
 	$(COMPILE) --output-file requirements.lock pyproject.toml -
 	$(COMPILE) --constraint requirements.lock --extra dev --output-file requirements-dev.lock pyproject.toml -
+	@echo "Now: make install sbom audit"
 
 clean: ## Remove .venv, caches and build output; data of `make up` stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build

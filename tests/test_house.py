@@ -116,6 +116,65 @@ def test_every_named_statement_is_used() -> None:
             assert f'["{name}"]' in source or name in included, f"{path.name}: {name} is used by nobody"
 
 
+UNPACKERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"}
+COMMANDS = {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"}
+
+
+def dangers(source: str) -> list[str]:
+    """What would run or unpack whatever it is given, and ruff does not see."""
+    return [f"line {node.lineno}: {found}" for node in ast.walk(ast.parse(source)) if (found := _danger(node))]
+
+
+def _danger(node: ast.AST) -> str:
+    match node:
+        case ast.Import(names=names) if found := UNPACKERS & {alias.name.partition(".")[0] for alias in names}:
+            return f"import {', '.join(found)}"
+        case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in UNPACKERS:
+            return f"import {module}"
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="yaml"), attr=name)) if name.endswith(("load", "load_all")):
+            return "" if name.startswith("safe_") else f"yaml.{name}"
+        case ast.Call(func=ast.Attribute(attr="create_subprocess_shell" | "subprocess_shell")):
+            return "a shell"
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="subprocess"), attr=name), args=[first, *_]):
+            text = isinstance(first, ast.JoinedStr) or (
+                isinstance(first, ast.Constant) and isinstance(first.value, str)
+            )
+            return "a command in one string" if name in COMMANDS and (text or name.startswith("get")) else ""
+    return ""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *("import pickle", "import os, marshal", "from shelve import open", "import dill.source"),
+        *("yaml.load(x)", "yaml.load(x, Loader=yaml.SafeLoader)", "yaml.unsafe_load(x)", "yaml.full_load_all(x)"),
+        *("subprocess.run('ls')", "subprocess.Popen(f'rm {x}')", "subprocess.getoutput(x)"),
+        *("await asyncio.create_subprocess_shell(x)", "loop.subprocess_shell(p, x)"),
+    ],
+)
+def test_the_search_for_dangers_finds_one(lie: str) -> None:
+    assert dangers(f"async def f():\n    {lie}" if "await" in lie else lie)
+
+
+def test_nothing_runs_or_unpacks_whatever_it_is_given() -> None:
+    """The rest of this rule are ruff's `S` rules in pyproject.toml: eval, exec, shells, mktemp, weak TLS."""
+    assert dangers("yaml.safe_load(x)\nsubprocess.run(['ls'])\nimport picklejar") == []
+    places = [path for folder in ("tocsin", "supply", "docs", "bench") for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): dangers(path.read_text()) for path in places}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    ["eval(x)", "exec(x)", "os.system(x)", "subprocess.run(x, shell=True)", "tempfile.mktemp()", "hashlib.md5(x)"],
+)
+def test_ruff_finds_the_other_dangers(lie: str) -> None:
+    ruff = [str(Path(sys.executable).with_name("ruff")), "check", "--no-cache", "--output-format=concise", "-"]
+    source = f"import hashlib\nimport os\nimport subprocess\nimport tempfile\n\n\ndef f(x):\n    return {lie}\n"
+    done = subprocess.run(ruff, cwd=ROOT, input=source, capture_output=True, text=True, timeout=60)
+    assert re.search(r"-:8:\d+: S\d+", done.stdout), done.stdout + done.stderr
+
+
 def test_the_floors_hold() -> None:
     tool = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=60)

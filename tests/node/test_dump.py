@@ -41,7 +41,7 @@ async def node(settings: Settings, master: bytes) -> AsyncIterator[Node]:
 def forms(secret: bytes) -> Iterator[bytes]:
     """How it could stand in a dump: as it is, quoted, encoded wherever that begins, or as a hash that needs no key."""
     yield secret
-    for hexed in (secret.hex(), hashlib.sha256(secret).hexdigest(), hashlib.md5(secret).hexdigest()):
+    for hexed in (secret.hex(), hashlib.sha256(secret).hexdigest(), hashlib.md5(secret).hexdigest()):  # noqa: S324
         yield from (hexed.encode(), hexed.upper().encode())
     yield base64.b32encode(secret).rstrip(b"=")
     yield base64.b64encode(hashlib.sha256(secret).digest())

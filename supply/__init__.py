@@ -1,0 +1,1 @@
+"""What Tocsin stands on: checked by `make audit`, listed by `make sbom`."""
