@@ -48,6 +48,13 @@ CREATED: list[tuple[list[str], dict[str, Any]]] = [
         },
     ),
     (
+        ["--after", "extract", "--after", "check:failure", "--", "true"],
+        {
+            "depends_on": [{"job": "extract"}, {"job": "check", "on": "failure"}],
+            "target": {"kind": "process", "command": ["true"]},
+        },
+    ),
+    (
         ["--rrule", "FREQ=DAILY", "--", "true"],
         {"schedule": {"rrule": "FREQ=DAILY"}, "target": {"kind": "process", "command": ["true"]}},
     ),

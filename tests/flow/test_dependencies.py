@@ -53,6 +53,8 @@ async def test_a_child_is_started_by_its_parents_alone(scene: Scene) -> None:
     assert c["depends_on"] == [{"job": b["id"], "on": "completion"}]
     assert await edges(scene) == {("a", "b", "s", 1, "a"), ("b", "c", "c", 1, "a")}
     assert await joining(scene) == {"a", "b"}
+    feeds = (await scene.api.get(f"/v1/jobs/{a['id']}"))["feeds"]
+    assert feeds == [{"job": b["id"], "name": "b", "on": "success"}] and c["feeds"] == a["feeds"] == []
     assert not await scene.rows("select from runs"), "nothing runs because it was made"
 
 

@@ -53,6 +53,18 @@ async def a_suspended_tenant(scene: Scene) -> str:
     return run
 
 
+@planted("parent")
+async def parents_that_have_not_ended(scene: Scene) -> str:
+    root = await scene.job(name="root")
+    for name, parents in (("extract", ["root"]), ("load", ["root", "extract"])):
+        await scene.api.post("/v1/jobs", {"name": name, "target": PROCESS, "depends_on": parents})
+    await scene.ask(root)
+    worker = await hire(scene)
+    [run] = await scene.take(worker=worker)
+    await scene.end(worker, end_of(run))
+    return str(await scene.value("select id from runs where blocked_by = 'parent'"))
+
+
 @planted("job_paused")
 async def a_paused_job(scene: Scene) -> str:
     job = await scene.job()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tocsin.model.blockers import (
     CODES,
     MANY,
+    Awaited,
     Breaker,
     Earlier,
     End,
@@ -43,6 +44,7 @@ WAYS: list[dict[str, Any]] = [
     {"paused_since": NOW},
     {"ready_at": NOW + SECOND},
     {"ready_at": NOW + SECOND, "attempt": 2},
+    {"pending": 2, "awaited": [Awaited("extract", "a", "running", "active"), Awaited("b", None, None, "cancelled")]},
     {"earlier": [Earlier("a", NOW)], "overlap": "replace"},
     {"quota": Quota(3, 3)},
     {"limits": [Limit(None, 1, 1, ["a"]), Limit("key", 2, 2)]},
@@ -73,7 +75,7 @@ def test_all_are_named_in_the_one_order(chosen: list[dict[str, Any]]) -> None:
 def test_what_nobody_can_foresee_is_not_foreseen(way: dict[str, Any]) -> None:
     found = blockers(facts(**way, lasts=SECOND, pace=Pace(60, 60.0)))
     known = latest(blocker.over for blocker in found)
-    unforeseen = {"tenant_suspended", "job_paused", "breaker", "pool_paused", "no_worker", "placement"}
+    unforeseen = {"tenant_suspended", "job_paused", "parent", "breaker", "pool_paused", "no_worker", "placement"}
     for_ever = unforeseen & {blocker.code for blocker in found}
     unknown = way.get("overlap") == "replace" or way.get("queue", Queue()).mine > MANY
     assert (known is None) == (bool(for_ever) or unknown)
@@ -114,6 +116,15 @@ def test_in_one_order_weights_do_not_count() -> None:
     [ordered] = blockers(facts(queue=Queue(20, 1, [(1, 500)], in_one_order=True)))
     assert "and 21 runs of 1 other tenant" in fair.message
     assert "and 500 runs of 1 other tenant" in ordered.message
+
+
+def test_who_waits_for_others_is_told_for_whom() -> None:
+    awaited = [Awaited("extract", "a", "running", "active"), Awaited("load", None, None, "active")]
+    [found] = blockers(facts(pending=3, awaited=awaited, fleet=IDLE._replace(free=0)))
+    told = "3 runs that it depends on have not ended: extract is running, load has no run yet and 1 more"
+    assert (found.code, found.message, found.runs) == ("parent", told, ["a"])
+    [found] = blockers(facts(pending=1, awaited=[Awaited("b", None, None, "cancelled")]))
+    assert found.message == "1 run that it depends on has not ended: b is cancelled and comes no more"
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -104,6 +104,8 @@ def _fields(job: Document) -> Fields:
     yield "attempts", str((job.get("retry") or {}).get("max_attempts", ""))
     yield "overlap", job.get("overlap", "")
     yield "concurrency", str(job.get("max_concurrency") or "")
+    yield "waits for", ", ".join(f"{each['job']} ({each['on']})" for each in job.get("depends_on") or ())
+    yield "feeds", ", ".join(f"{each['name'] or each['job']} ({each['on']})" for each in job.get("feeds") or ())
     yield "tags", pairs(job.get("tags"))
     yield "stats", pairs(job.get("stats"))
     yield "description", job.get("description", "")

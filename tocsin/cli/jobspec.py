@@ -103,6 +103,10 @@ class Flags:
     ] = None
     rate_limit: Annotated[str | None, typer.Option(help="How often it may start, such as 100/min.")] = None
     circuit: Annotated[str | None, typer.Option(help="The circuit of what it calls: see `tocsin circuit`.")] = None
+    after: Annotated[
+        list[str] | None,
+        typer.Option(help="A job that it waits for, on success, failure or completion.", metavar="JOB[:ON]"),
+    ] = None
     tag: Annotated[list[str] | None, typer.Option(help="A tag.", metavar="NAME=VALUE")] = None
     description: Annotated[str | None, typer.Option(help="For people.")] = None
 
@@ -130,6 +134,7 @@ class Flags:
             concurrency_key=self.concurrency_key,
             rate_limit=self.rate_limit,
             circuit=self.circuit,
+            depends_on=[_parent(text) for text in self.after or ()],
             secrets=assignments(self.secret, "--secret"),
             sensitive=self.sensitive,
             tags=assignments(self.tag, "--tag"),
@@ -218,6 +223,11 @@ def schedule(**given: Any) -> Document | None:
     if bounds and not chosen:
         raise typer.BadParameter(f"{_options(bounds)} need a schedule, such as --cron, --every or --text")
     return chosen | bounds or None
+
+
+def _parent(text: str) -> Document:
+    job, _, on = text.partition(":")
+    return compact(job=job, on=on or None)
 
 
 def _options(given: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ def new_documents(
     """Jobs of (id, spec, its JSON and its schedule's) as they were when they were stored at `at`, nothing that a read
     would know better. As text: what jobs have in common is written once."""
     same = {"tenant": who.tenant, "version": 1, "state": "active", "created_at": iso(at), "updated_at": iso(at)}
-    tail = encode(same | {"last_run": None, "stats": _NO_STATS}).decode()[1:-1]
+    tail = encode(same | {"last_run": None, "stats": _NO_STATS, "feeds": []}).decode()[1:-1]
     known: dict[tuple[str, str, str], tuple[str, str, str]] = {}
     out = []
     for id_, spec, text, schedule in jobs:
@@ -158,6 +158,7 @@ def _document(who: Identity, row: Row, estimates: Estimates) -> dict[str, Any]:
                 "mean_ms": _rounded(row["mean_ms"]),
                 "longest_ms": _rounded(row["longest_ms"]),
             },
+            "feeds": [] if row["feeds"] is None else msgspec.json.decode(row["feeds"]),
         }
     )
 

@@ -5,7 +5,17 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
          where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
            and r.state in ('staged', 'ready', 'waiting')) as ready_at,
        l.run_ids[1]::text as last_run_id, l.states[1] as last_run_state, l.ends[1] as last_run_finished_at,
-       l.ended, l.succeeded, l.dead, l.mean_ms, l.longest_ms
+       l.ended, l.succeeded, l.dead, l.mean_ms, l.longest_ms,
+       case when j.joins then (
+            select json_agg(json_build_object('job', d.child_id, 'name', c.name, 'on', d.wanted) order by d.child_id)::text
+              from (select d.child_id,
+                           case d.wants when 's' then 'success' when 'f' then 'failure' else 'completion' end as wanted
+                      from dependencies d
+                     where d.tenant_id = j.tenant_id and d.parent_id = j.id
+                     order by d.child_id
+                     limit 100) d
+             cross join lateral (
+                    select c.name from jobs c where c.tenant_id = j.tenant_id and c.id = d.child_id limit 1) c) end as feeds
   from jobs j
   left join triggers t on t.tenant_id = j.tenant_id and t.job_id = j.id
   left join lateral (

@@ -14,6 +14,7 @@ from tocsin.flow.shared.documents import instant
 from tocsin.model.access import Identity
 from tocsin.model.blockers import (
     MANY,
+    Awaited,
     Blocker,
     Breaker,
     Earlier,
@@ -74,6 +75,7 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
     lasts: timedelta | None = await connection.fetchval(SQL["lasts"], tenant_id, run["job_id"])
     earlier = await _earlier(connection, tenant_id, run_id, run)
     limits, throttle = await _limits(connection, tenant_id, run_id, run) if run["limited"] else ([], None)
+    awaited = await _awaited(connection, tenant_id, run_id, run) if run["pending_parents"] else []
     await connection.execute(SQL["beyond"])
     fleet = await _fleet(connection, tenant_id, run)
     quota = await connection.fetchrow(SQL["quota"], tenant_id)
@@ -94,10 +96,18 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
         lasts=lasts,
         pace=paces(fleet.pool),
         suspended_since=await connection.fetchval(SQL["suspended"], tenant_id),
+        pending=run["pending_parents"] or 0,
+        awaited=awaited,
     )
 
 
 # ── what is the tenant's own ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _awaited(connection: Connection, tenant_id: int, run_id: str, run: Row) -> list[Awaited]:
+    """Some of the runs that it waits for."""
+    by = SQL["nodes_before"] if run["workflow_run_id"] is not None else SQL["parents"]
+    return [Awaited(*row) for row in await connection.fetch(by, tenant_id, run_id)]
 
 
 async def _earlier(connection: Connection, tenant_id: int, run_id: str, run: Row) -> list[Earlier]:

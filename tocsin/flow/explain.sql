@@ -8,7 +8,7 @@ select r.state, r.trigger, r.attempt, r.overlap, r.limited, r.blocked_by, r.key_
        r.needs, l.pool, l.kind, l.function, l.labels::text as labels, j.spec, j.key_max, j.rate_gap, j.rate_burst,
        p.policy, p.paused_at as pool_paused_since, h.since as paused_since, m.max as job_max, m.tat as job_tat,
        k.tat as key_tat, c.name as circuit, c.state as circuit_state, c.since as circuit_since,
-       c.next_at as circuit_next_at, now() as now
+       c.next_at as circuit_next_at, r.pending_parents, r.workflow_run_id::text as workflow_run_id, now() as now
   from runs r
   join lanes l on l.id = r.lane_id
   join pools p on p.name = l.pool
@@ -50,6 +50,43 @@ select e.id::text as id, case when e.state in ('running', 'stopping') then great
    and (e.state in ('ready', 'waiting', 'running', 'stopping')
         or e.state = 'staged' and (e.ready_at <= now() or e.attempt > 0))
  order by e.id
+ limit 5
+
+-- :name parents
+-- Jobs that a run's job depends on and that have not ended in its chain, each with its live run there if it has one.
+select coalesce(j.name, j.id::text) as name, p.id::text as run_id, p.state, j.state as job_state
+  from runs r
+ cross join lateral (
+        select d.parent_id from dependencies d where d.tenant_id = r.tenant_id and d.child_id = r.job_id offset 0) d
+ cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = d.parent_id limit 1) j
+  left join lateral (
+        (select p.id, p.state from runs p where p.job_id = d.parent_id and p.join_key = r.join_key limit 1)
+        union all
+        (select p.id, p.state from runs p where p.job_id = d.parent_id and p.id = r.join_key limit 1)
+        union all
+        (select p.id, p.state from runs p
+          where r.chain is null and p.job_id = d.parent_id and p.scheduled_for = r.logical_at and p.trigger = 'schedule'
+          limit 1)
+        limit 1) p on true
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+   and not exists (select from unnest(r.parents) as u(id)
+                    cross join lateral (
+                          select from history h
+                           where h.tenant_id = r.tenant_id and h.run_id = u.id and h.job_id = d.parent_id and h.final
+                           limit 1) h)
+ order by p.id, name
+ limit 5
+
+-- :name nodes_before
+-- The same in a workflow run, where every node has its run.
+select coalesce(j.node, j.name, j.id::text) as name, p.id::text as run_id, p.state, j.state as job_state
+  from runs r
+ cross join lateral (
+        select p.id, p.state, p.job_id from runs p
+         where p.workflow_run_id = r.workflow_run_id and p.feeds @> array[r.id] offset 0) p
+ cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = p.job_id limit 1) j
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+ order by p.id
  limit 5
 
 -- :name holders

@@ -31,6 +31,7 @@ CODES: dict[str, str] = {
     "job_paused": "its job is paused: nothing of it starts until somebody resumes it",
     "due_later": "its instant has not come",
     "backing_off": "an attempt of it failed or was lost, and the next one waits out the back-off",
+    "parent": "runs that it depends on have not ended; `runs` are some of them, if they have begun to exist",
     "overlap": "an earlier run of its job is alive; the job's `overlap` says what comes of that",
     "quota": "its tenant runs as many at once as the quota `max_running` allows",
     "limit": "`max_concurrency` of its job or `max` of its `concurrency_key` are running; `runs` are some that do",
@@ -62,6 +63,16 @@ class Earlier(NamedTuple):
 
     id: str
     since: datetime | None
+
+
+class Awaited(NamedTuple):
+    """What it waits for: the name of the job, or of the node, and its run in the state that this is in; without one, it
+    has none yet, or its job has ended and it will never have one."""
+
+    name: str
+    run_id: str | None
+    state: str | None
+    job_state: str
 
 
 class Limit(NamedTuple):
@@ -159,13 +170,17 @@ class Facts(NamedTuple):
     lasts: timedelta | None = None  # the mean of its job's last runs
     pace: Pace | None = None
     suspended_since: datetime | None = None
+    pending: int = 0  # how many it waits for …
+    awaited: Sequence[Awaited] = ()  # … and some of them
 
 
 def blockers(facts: Facts) -> list[Blocker]:
     """All that stands in the way, the first to be asked about first. What is full at this moment is in the way of those
     only that are due."""
     found = [*_not_meant_to_run(facts), *_held_back(facts)]
-    if facts.ready_at <= facts.now:
+    if facts.pending:
+        found.append(_waits(facts))
+    elif facts.ready_at <= facts.now:
         found += _limited(facts)
         found += _queued(facts) if facts.fleet.fitting else ()
     order = list(CODES)
@@ -194,6 +209,23 @@ def _not_meant_to_run(facts: Facts) -> Iterator[Blocker]:
             since=first.since,
             runs=[run.id for run in facts.earlier],
         )
+
+
+def _waits(facts: Facts) -> Blocker:
+    named = [_awaited(each) for each in facts.awaited]
+    more = facts.pending - len(named)
+    told = ", ".join(named) + (f" and {more:,} more" if named and more > 0 else "")
+    runs = [each.run_id for each in facts.awaited if each.run_id is not None]
+    what = f"{_count(facts.pending, 'run')} that it depends on " + ("has" if facts.pending == 1 else "have")
+    return Blocker("parent", f"{what} not ended" + (f": {told}" if told else ""), runs=runs)
+
+
+def _awaited(each: Awaited) -> str:
+    if each.state is not None:
+        return f"{each.name} is {each.state}"
+    if each.job_state in ("cancelled", "completed"):
+        return f"{each.name} is {each.job_state} and comes no more"
+    return f"{each.name} has no run yet"
 
 
 _OVERLAP = {

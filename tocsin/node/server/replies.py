@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from tocsin.model import circuit
 from tocsin.model.access import Role
 from tocsin.model.calendars import Mode, Weekday
+from tocsin.model.graph import On
 from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import Duration, Instant
 from tocsin.wire import Policy, RunError
@@ -78,8 +79,17 @@ class JobSchedule(Schedule, kw_only=True, frozen=True, forbid_unknown_fields=Fal
     tzdata: str | None = None
 
 
+class Fed(Reply):
+    """A job that depends on this one, and how a run of this one must have ended for it."""
+
+    job: Id
+    name: str | None
+    on: On
+
+
 class Job(JobSpec, kw_only=True, frozen=True, forbid_unknown_fields=False):
-    """The document as it was given, every default filled in, and what became of it."""
+    """The document as it was given, every default filled in, and what became of it. `feeds`: the jobs that depend
+    on it, the first hundred of them."""
 
     schedule: JobSchedule | None = None
     id: Id
@@ -92,6 +102,7 @@ class Job(JobSpec, kw_only=True, frozen=True, forbid_unknown_fields=False):
     estimated_start_at: Instant | None
     last_run: LastRun | None
     stats: JobStats
+    feeds: list[Fed]
 
 
 class Jobs(Reply):

@@ -28,7 +28,7 @@ MOST_JOBS = 1000  # of a batch, as `wire.JobBatch` says
 _TURN_SECONDS, _MOST_SECONDS = 0.005, 2.0  # for the checks of a batch: at a stretch, and in all
 READ_ONLY = {
     *("id", "tenant", "version", "state", "created_at", "updated_at", "next_run_at", "estimated_start_at"),
-    *("last_run", "stats"),
+    *("last_run", "stats", "feeds"),
 }
 
 
@@ -175,7 +175,7 @@ async def create_jobs(call: Call) -> Reply:
     done = await call.node.submit_batch(requests, wish)
     if isinstance(done, Replay):
         return answer({"items": await documents_again(call, done)}, done.status, REPLAYED)
-    if any(request.by_calendar for request in requests):
+    if any(request.by_calendar or request.spec.depends_on for request in requests):
         return answer({"items": await catalog.get_jobs(call.node.db, call.who, done.ids, call.estimates)}, 201)
     made = ((id_, r.spec, r.spec_json, r.schedule_json) for id_, r in zip(done.ids, requests, strict=True))
     return answer({"items": catalog.new_documents(call.who, made, done.at, call.estimates)}, 201)
