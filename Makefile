@@ -12,7 +12,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-container test-time simulate fuzz chaos check format bench audit sbom lock clean
+.PHONY: help install up demo test test-container test-time simulate graphs fuzz chaos check format bench audit sbom lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ chaos: $(VENV)/.dev ## Ruin a fleet under load, check every promise, leave chaos
 
 simulate: $(VENV)/.dev ## Play seeded examples of the flow against a reference, on a clock moved by hand (MINUTES=10 ARGS="--seed 7")
 	$(RUN) -m tests.simulation --minutes $(MINUTES) $(ARGS)
+
+graphs: $(VENV)/.dev ## Play random workflows against a reference, with failures, cancels and lost workers (GRAPHS=1000)
+	GRAPHS=$(or $(GRAPHS),1000) $(RUN) -m pytest -n 2 tests/flow/test_workflow_graphs.py
 
 check: $(VENV)/.dev ## Lint, format check, types, floors of the house, house rules
 	$(BIN)/ruff check .
