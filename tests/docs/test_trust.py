@@ -1,4 +1,4 @@
-"""docs/trust.md: each promise names tests, and they exist."""
+"""docs/trust.md and SECURITY.md: each promise names tests, and they exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.cluster.checker import RULES
 
 PAGE = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
 PROMISES = dict(re.findall(r"^\*\*(P\d+) (.*?)(?=^\*\*|^## )", PAGE, re.MULTILINE | re.DOTALL))
-TESTS = re.findall(r"^- `(tests/[\w/]+\.py)::(\w+)`$", PAGE, re.MULTILINE)
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^\*\*(.*?)\n(?=\n)", SECURITY, re.MULTILINE | re.DOTALL)
+TESTS = re.findall(r"^- `(tests/[\w/]+\.py)::(\w+)`$", PAGE + SECURITY, re.MULTILINE)
 
 
 def test_all_twelve_promises_are_printed() -> None:
@@ -22,6 +24,11 @@ def test_all_twelve_promises_are_printed() -> None:
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_promise_names_its_tests(promise: str) -> None:
     assert re.search(r"^- `tests/\S+::test_\w+`$", PROMISES[promise], re.MULTILINE)
+
+
+def test_each_line_of_the_threat_model_names_its_tests() -> None:
+    assert len(LINES) == 13
+    assert [line for line in LINES if "- `tests/" not in line] == [line for line in LINES if "Not promised" in line]
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(TESTS)))
