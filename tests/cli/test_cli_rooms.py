@@ -45,6 +45,11 @@ def test_lists(script: Script, tocsin: Tocsin, args: list[str], path: str, item:
         (["fleet", "drain", "w1"], "POST /v1/workers/w1/drain", None),
         (["fleet", "show", "w1"], "GET /v1/workers/w1", None),
         (["tenant", "create", "blue", "--weight", "3"], "POST /v1/tenants", {"slug": "blue", "weight": 3}),
+        (
+            ["tenant", "create", "blue", "--quota", "max_jobs=5"],
+            "POST /v1/tenants",
+            {"slug": "blue", "weight": 1, "quotas": {"max_jobs": 5}},
+        ),
         (["key", "create", "--role", "editor", "--name", "ci"], "POST /v1/keys", {"role": "editor", "name": "ci"}),
         (["key", "revoke", "k1"], "DELETE /v1/keys/k1", None),
     ],

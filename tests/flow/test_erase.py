@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 import zstandard
 
+from tests import s3
 from tests.conftest import Api
 from tests.flow.kit import Scene, WorkerHand, told
 from tests.flow.old import DAY, Old
@@ -47,8 +49,14 @@ NOBODYS = {
 
 
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return replace(settings, master_key=KEY)
+def settings(settings: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """With a master key; and, where a test says `s3`, with objects there."""
+    settings = replace(settings, master_key=KEY)
+    if getattr(request, "param", "folder") == "folder":
+        yield settings
+    else:
+        with s3.serving() as endpoint:
+            yield replace(settings, objects_url=s3.use(endpoint, monkeypatch))
 
 
 class House:
@@ -196,8 +204,8 @@ class Town:
         for table in tables:
             rows = await self.scene.rows(f"select t::text as row from {table['name']} t")
             found += [table["name"] for row in rows if _tells(row["row"].encode())]
-        root = self.scene.node.settings.home / "objects"
-        found += [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and _in_object(path)]
+        objects = self.scene.node.objects
+        found += [key for key in await objects.keys("") if _in_object(key, await objects.read(key) or b"")]
         return sorted(set(found))
 
 
@@ -210,20 +218,22 @@ def _tells(data: bytes) -> bool:
     return any(form in data for form in (word, word.hex().encode(), base64.b64encode(word)[:-4]))
 
 
-def _in_object(path: Path) -> bool:
-    return any(_tells(data) for data in _opened(path))
+def _in_object(key: str, data: bytes) -> bool:
+    return any(map(_tells, _opened(key, data)))
 
 
-def _opened(path: Path) -> Iterator[bytes]:
+def _opened(key: str, data: bytes) -> Iterator[bytes]:
     """An object's bytes; those of each frame in it; and the rows that it has."""
-    data = path.read_bytes()
     yield data
     at = data.find(_ZSTD)
-    while at >= 0 and path.suffix == ".zst":
+    while at >= 0 and key.endswith(".zst"):
         yield zstandard.ZstdDecompressor().decompressobj().decompress(data[at:])
         at = data.find(_ZSTD, at + 1)
-    if path.suffix == ".parquet":
-        yield str(duckdb.sql(f"select * from read_parquet('{path}')").fetchall()).encode()
+    if key.endswith(".parquet"):
+        with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+            file.write(data)
+            file.flush()
+            yield str(duckdb.sql(f"select * from read_parquet('{file.name}')").fetchall()).encode()
 
 
 @pytest.fixture
@@ -247,6 +257,7 @@ async def test_every_table_is_named(scene: Scene) -> None:
     assert {row["name"] for row in rows} - theirs == NOBODYS.keys(), "say why nothing of a tenant is in it"
 
 
+@pytest.mark.parametrize("settings", ["folder", "s3"], indirect=True)
 async def test_no_trace_is_left_and_nobody_else_is_touched(town: Town) -> None:
     before, others = await town.acme.everything(), await town.other.everything()
     assert [table for table in TABLES if not before[table]] == [], "something of it is in every table"
@@ -284,8 +295,8 @@ async def prove(town: Town) -> None:
     assert proof["ok"] and proof["next_cursor"] is None, proof
     assert (await town.scene.api.get("/v1/audit/verify"))["ok"]
     [file] = await town.scene.rows("select * from archives")
-    path = town.scene.node.objects.file(file["object"])
-    assert path is not None and len(path.read_bytes()) == file["bytes"]
+    data = await town.scene.node.objects.read(file["object"])
+    assert data is not None and hashlib.sha256(data).digest() == file["checksum"]
 
 
 # ── asking for it ────────────────────────────────────────────────────────────────────────────────────────────────

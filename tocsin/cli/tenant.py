@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 app = noun("Look after tenants; needs a platform key.")
 
 Slug = Annotated[str, typer.Argument(help="The tenant's short name.", metavar="SLUG", show_default=False)]
+Quota = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="max_jobs, max_queued, max_running, submit_rate (100/s) or log_bytes_per_day; none takes it away.",
+        metavar="NAME=VALUE",
+    ),
+]
 _LOOK_SECONDS = 1.0
 _NUMBERS = ("max_jobs", "max_queued", "max_running", "log_bytes_per_day")
 
@@ -46,11 +53,13 @@ COLUMNS = [
 def create(
     slug: Annotated[str, typer.Argument(help="Its short name: a-z, 0-9 and hyphens.", show_default=False)],
     weight: Annotated[int, typer.Option(min=1, max=1000, help="Its share where tenants compete.")] = 1,
+    quota: Quota = None,
     as_json: Json = False,
 ) -> None:
     """Create a tenant."""
+    quotas = _quotas(quota)
     with connect() as client:
-        answer = client.create_tenant(slug, weight=weight)
+        answer = client.create_tenant(slug, weight=weight, quotas=quotas or None)
     print_done(answer, f"created {slug}; its first key: tocsin --tenant {slug} key create --role admin", as_json)
 
 
@@ -91,7 +100,8 @@ def _used(usage: Document) -> Fields:
         yield name, _of(usage[name], str)
     yield "logged today", _of(usage["log_bytes_today"], size)
     day, stored = usage["last_day"], usage["stored"]
-    yield f"since {local(day['since'])}", f"{day['submitted']} submitted, {day['ran']} ran, {day['failed']} failed"
+    did = f"{day['submitted']} submitted, {day['ran']} ran, {day['failed']} failed"
+    yield "last day", f"{did} (since {local(day['since'])})"
     yield "archived", f"{size(stored['history_bytes'])} of history, {size(stored['audit_bytes'])} of audit"
     yield "logs", size(stored["log_bytes"])
     yield "payloads", str(stored["payloads"])
@@ -106,13 +116,7 @@ def _of(share: Document, words: Callable[[int], str]) -> str:
 def set_(
     slug: Slug,
     weight: Annotated[int | None, typer.Option(min=1, max=1000, help="Its share where tenants compete.")] = None,
-    quota: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="max_jobs, max_queued, max_running, submit_rate (100/s) or log_bytes_per_day; none takes it away.",
-            metavar="NAME=VALUE",
-        ),
-    ] = None,
+    quota: Quota = None,
     http_allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -145,7 +149,7 @@ def set_(
 ) -> None:
     """Change a tenant's weight, quotas, whom within the platform's walls its http jobs may call, or how long its
     records are kept."""
-    quotas = {name: _quota(name, value) for name, value in assignments(quota, "--quota").items()}
+    quotas = _quotas(quota)
     days = {"runs_days": runs_days, "hot_days": hot_days, "logs_days": logs_days, "audit_days": audit_days}
     retention: dict[str, object] = {name: number or None for name, number in days.items() if number is not None}
     retention |= {} if legal_hold is None else {"legal_hold": legal_hold}
@@ -219,6 +223,10 @@ def _until_gone(client: "Client", slug: str) -> None:
                 raise
             return
         time.sleep(_LOOK_SECONDS)
+
+
+def _quotas(given: list[str] | None) -> dict[str, int | str | None]:
+    return {name: _quota(name, value) for name, value in assignments(given, "--quota").items()}
 
 
 def _quota(name: str, value: str) -> int | str | None:

@@ -88,7 +88,8 @@ def _refuse(who: Identity, tenant: Row, slug: str) -> None:
         raise Conflict(f"tenant {slug!r} has a legal hold: lift it first", code="legal_hold")
     if tenant["serves"] or tenant["id"] == who.home:
         raise Conflict(
-            f"tenant {slug!r} has platform or worker keys, which others need: revoke them first, with a key of another",
+            f"tenant {slug!r} has platform or worker keys that are good, and others need them: revoke those first, "
+            "with a platform key of another tenant",
             code="platform_tenant",
         )
 
