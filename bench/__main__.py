@@ -25,6 +25,7 @@ from bench import (
     days,
     detach,
     drain,
+    edge,
     fair,
     floor,
     graphs,
@@ -202,6 +203,15 @@ def _submit(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add(one.what, f"{one.per_second:,.0f}/s", f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms; {cost}")
 
 
+def _edge(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = edge.measure(made)
+    report.document["edge"] = found.document()
+    told = f"p50 {found.flooded_p50:.1f} ms, alone p50 {found.alone_p50:.1f}, p99 {found.alone_p99:.1f} ms"
+    report.add("submit beside a key at 10× its rate", f"p99 {found.flooded_p99:.1f} ms", f"bar: 2× alone; {told}")
+    share = f"{found.refused:,} of {found.asked:,} were refused"
+    report.add("server's CPU of a flood, a request", f"{found.flood_us:.0f} µs", share)
+
+
 def _audit(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = audit.measure(made, repeat=options.repeat)
     report.document["audit"] = found.document()
@@ -336,6 +346,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "graphs": _graphs,
     "storm": _storm,
     # Last: they leave a server behind, and take a while.
+    "edge": _edge,
     "detach": _detach,
     "days": _days,
 }

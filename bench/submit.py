@@ -19,7 +19,7 @@ _WARM_UP = 0.5  # seconds before each round that do not count
 _PACED = 1000  # requests a second of the paced rounds
 _BATCH = 1000  # jobs to a request
 _BATCH_CONNECTIONS = 8
-_JOB = {"schedule": {"manual": True}, "target": {"kind": "process", "command": ["true"]}, "tags": {"team": "bench"}}
+JOB = {"schedule": {"manual": True}, "target": {"kind": "process", "command": ["true"]}, "tags": {"team": "bench"}}
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ class Rate:
 def measure(stand: Stand) -> list[Rate]:
     """Flat out, paced, in batches, and reading by id."""
     api = stand.api
-    job = api.post("/v1/jobs", _JOB)["id"]
+    job = api.post("/v1/jobs", JOB)["id"]
     run = api.post(f"/v1/jobs/{job}/runs", {})["id"]
-    create = _request("POST", "/v1/jobs", stand, _JOB)
+    create = request("POST", "/v1/jobs", stand.keys["key"], JOB)
+    read = request("GET", f"/v1/runs/{run}", stand.keys["key"])
     return [
         # First: what the others wrote is still being tidied up for a while after them.
-        _round(stand, f"status by id at {_PACED:,}/s", _request("GET", f"/v1/runs/{run}", stand), _SECONDS, _PACED),
+        _round(stand, f"status by id at {_PACED:,}/s", read, _SECONDS, _PACED),
         _round(stand, f"submit at {_PACED:,}/s", create, _SECONDS, _PACED),
         submit_flat_out(stand, "submit, one job a request"),
         _batches(stand),
@@ -55,13 +56,13 @@ def measure(stand: Stand) -> list[Rate]:
 
 def submit_flat_out(stand: Stand, what: str) -> Rate:
     """One job a request, as fast as they are taken."""
-    return _round(stand, what, _request("POST", "/v1/jobs", stand, _JOB), _SECONDS, None)
+    return _round(stand, what, request("POST", "/v1/jobs", stand.keys["key"], JOB), _SECONDS, None)
 
 
 def _batches(stand: Stand) -> Rate:
     """Jobs a second, not requests; the latencies are of whole batches."""
-    request = _request("POST", "/v1/jobs/batch", stand, {"jobs": [_JOB] * _BATCH})
-    found = _round(stand, f"submit in batches of {_BATCH:,}, jobs", request, _SECONDS, None, _BATCH_CONNECTIONS)
+    batch = request("POST", "/v1/jobs/batch", stand.keys["key"], {"jobs": [JOB] * _BATCH})
+    found = _round(stand, f"submit in batches of {_BATCH:,}, jobs", batch, _SECONDS, None, _BATCH_CONNECTIONS)
     return replace(
         found,
         per_second=found.per_second * _BATCH,
@@ -70,28 +71,23 @@ def _batches(stand: Stand) -> Rate:
     )
 
 
-def _request(method: str, path: str, stand: Stand, body: object = None) -> bytes:
+def request(method: str, path: str, key: str, body: object = None) -> bytes:
+    """A whole request with a key, as it goes over the wire."""
     content = b"" if body is None else json.dumps(body).encode()
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {stand.keys['key']}\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content
 
 
 def _round(
-    stand: Stand, what: str, request: bytes, seconds: float, rate: int | None, connections: int = _CONNECTIONS
+    stand: Stand, what: str, asking: bytes, seconds: float, rate: int | None, connections: int = _CONNECTIONS
 ) -> Rate:
     stand.await_quiet()
-    answers: multiprocessing.Queue[tuple[list[float], int]] = multiprocessing.Queue()
-    client = multiprocessing.Process(
-        target=_client, args=(stand.settings.port, request, seconds, rate, connections, answers), daemon=True
-    )
     before = stand.cpu()
-    client.start()
-    took, asked = answers.get(timeout=seconds + 60)
+    took, asked = in_a_process(stand.settings.port, asking, seconds, rate, connections)
     took.sort()
-    client.join()
     used = stand.cpu().since(before)
     count = len(took)
     return Rate(
@@ -104,14 +100,27 @@ def _round(
     )
 
 
-def _client(port: int, request: bytes, seconds: float, rate: int | None, connections: int, answers: Any) -> None:
-    answers.put(uvloop.run(_load(port, request, seconds, rate, connections)))
+def in_a_process(
+    port: int, asking: bytes, seconds: float, rate: int | None, connections: int
+) -> tuple[list[float], int]:
+    """How long each answer took, and how many there were with those of the warm-up, to a client of its own."""
+    answers: multiprocessing.Queue[tuple[list[float], int]] = multiprocessing.Queue()
+    client = multiprocessing.Process(
+        target=_client, args=(port, asking, seconds, rate, connections, answers), daemon=True
+    )
+    client.start()
+    found = answers.get(timeout=seconds + 60)
+    client.join()
+    return found
+
+
+def _client(port: int, asking: bytes, seconds: float, rate: int | None, connections: int, answers: Any) -> None:
+    answers.put(uvloop.run(_load(port, asking, seconds, rate, connections)))
 
 
 async def _load(
-    port: int, request: bytes, seconds: float, rate: int | None, connections: int
+    port: int, asking: bytes, seconds: float, rate: int | None, connections: int
 ) -> tuple[list[float], int]:
-    """How long each answer took, and how many there were with those of the warm-up."""
     start = time.perf_counter()
     begin = start + _WARM_UP
     end = begin + seconds
@@ -128,8 +137,9 @@ async def _load(
             if due >= end:
                 break
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            writer.write(request)
-            await _answer(reader)
+            writer.write(asking)
+            if (status := await answer(reader)) >= 300:
+                raise RuntimeError(f"the server answers {status}")
             asked += 1
             if due >= begin:
                 took.append(time.perf_counter() - due)
@@ -140,10 +150,10 @@ async def _load(
     return took, asked
 
 
-async def _answer(reader: asyncio.StreamReader) -> None:
+async def answer(reader: asyncio.StreamReader) -> int:
+    """Read one answer; its status."""
     head = await reader.readuntil(b"\r\n\r\n")
     status, _, headers = head.partition(b"\r\n")
     length = int(headers.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    body = await reader.readexactly(length)
-    if not status.startswith(b"HTTP/1.1 2"):
-        raise RuntimeError(f"{status!r} {body[:300]!r}")
+    await reader.readexactly(length)
+    return int(status.split(b" ", 2)[1])

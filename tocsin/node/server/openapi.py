@@ -56,7 +56,7 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "JobSpec": ("notify",),
 }
 # What any call may answer: unreadable, unknown caller, not allowed, too many headers, out of order.
-_ALWAYS = (400, 401, 403, 404, 422, 431, 503)
+_ALWAYS = (400, 401, 403, 404, 421, 422, 429, 431, 503)
 _WITH_BODY = (413, 415)
 
 
@@ -133,6 +133,7 @@ _TITLES = {
     412: "It is not at the version that If-Match names",
     413: "The body is too large",
     415: "The body has another type or encoding",
+    421: "The server does not go by the name that it was called by",
     422: "Readable, but not acceptable; `errors` names each field",
     429: "Too many; Retry-After says when",
     431: "Too many or too large headers",
@@ -234,7 +235,7 @@ def document(routes: list[tuple[str, str, str, Any]]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": _portable(schemas),
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "an API key"}},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "a key or a token"}},
             "responses": {str(status): _problem(title, refs[Problem]) for status, title in _TITLES.items()},
         },
     }
@@ -261,7 +262,7 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 
 
 def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
-    problems = (*_ALWAYS, *op.problems, *(_WITH_BODY), *((412,) if op.versioned else ()))
+    problems = {*_ALWAYS, *op.problems, *_WITH_BODY, *((412,) if op.versioned else ())}
     out: dict[str, Any] = {
         "operationId": name,
         "summary": op.summary,

@@ -124,7 +124,7 @@ def _fill(what: str) -> Operation:
         also=(200,),
         other=BackfillPreview,
         keyed=True,
-        problems=(409, 429),
+        problems=(409,),
     )
 
 
@@ -133,10 +133,10 @@ def _switch_backfill(summary: str) -> Operation:
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("POST", "/v1/jobs"): Operation("Create a job", Job, 201, JobSpec, keyed=True, problems=(409, 429)),
+    ("POST", "/v1/jobs"): Operation("Create a job", Job, 201, JobSpec, keyed=True, problems=(409,)),
     ("GET", "/v1/jobs"): Operation("List jobs", Page[Job], query=("state", "tag", "q", "pool", *_PAGED)),
     ("POST", "/v1/jobs/batch"): Operation(
-        "Create many jobs, all or none", Jobs, 201, JobBatch, keyed=True, problems=(409, 429)
+        "Create many jobs, all or none", Jobs, 201, JobBatch, keyed=True, problems=(409,)
     ),
     ("GET", "/v1/jobs/by-name/{name}"): Operation("Read the open job of this name", Job),
     ("PUT", "/v1/jobs/by-name/{name}"): Operation(
@@ -145,7 +145,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         also=(201,),
         keyed=True,
         versioned=True,
-        problems=(409, 429),
+        problems=(409,),
     ),
     ("GET", "/v1/jobs/{id}"): Operation("Read a job", Job),
     ("PATCH", "/v1/jobs/{id}"): Operation(
@@ -169,10 +169,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/jobs/{id}/pause"): _control("Pause a job", Job),
     ("POST", "/v1/jobs/{id}/resume"): _control("Resume a paused job", Job),
     ("POST", "/v1/jobs/{id}/runs"): Operation(
-        "Run a job now, or at a given time", Run, 202, RunRequest, optional=True, keyed=True, problems=(409, 429)
+        "Run a job now, or at a given time", Run, 202, RunRequest, optional=True, keyed=True, problems=(409,)
     ),
     ("POST", "/v1/jobs/{id}/runs/batch"): Operation(
-        "Make many runs of a job, all or none", MadeRunBatch, 202, RunBatch, keyed=True, problems=(409, 429)
+        "Make many runs of a job, all or none", MadeRunBatch, 202, RunBatch, keyed=True, problems=(409,)
     ),
     ("POST", "/v1/jobs/{id}/backfill"): _fill("job"),
     ("GET", "/v1/backfills"): Operation("List backfills", Page[Backfill], query=("job", "state", *_PAGED)),
@@ -186,7 +186,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Create a workflow: jobs with one schedule, and what each waits for",
         *(Workflow, 201, WorkflowSpec),
         keyed=True,
-        problems=(409, 429),
+        problems=(409,),
     ),
     ("GET", "/v1/workflows"): Operation("List workflows", Page[Workflow], query=("state", "q", *_PAGED)),
     ("PUT", "/v1/workflows/by-name/{name}"): Operation(
@@ -195,7 +195,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         also=(201,),
         keyed=True,
         versioned=True,
-        problems=(409, 429),
+        problems=(409,),
     ),
     ("GET", "/v1/workflows/{id}"): Operation("Read a workflow", Workflow),
     ("DELETE", "/v1/workflows/{id}"): Operation(
@@ -212,7 +212,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         *(WorkflowRun, 202, RunRequest),
         optional=True,
         keyed=True,
-        problems=(409, 429),
+        problems=(409,),
     ),
     ("GET", "/v1/workflow-runs"): Operation(
         "List runs of workflows", Page[WorkflowRunSummary], query=("workflow", "state", *_PAGED)
@@ -226,7 +226,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         *(WorkflowRun, 202, Nothing),
         optional=True,
         keyed=True,
-        problems=(409, 429),
+        problems=(409,),
     ),
     ("GET", "/v1/jobs/{id}/runs"): Operation("List the runs of a job", Page[Run], query=(*_RUN_FILTERS, *_PAGED)),
     ("GET", "/v1/runs"): Operation("List runs, live and ended", Page[Run], query=("job", *_RUN_FILTERS, *_PAGED)),
@@ -235,7 +235,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/runs/{id}/explain"): Operation("Say why a run has not started, and when it may", Explanation),
     ("POST", "/v1/runs/{id}/cancel"): _control("Cancel a run", Run, versioned=False),
     ("POST", "/v1/runs/{id}/retry"): Operation(
-        "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409, 429)
+        "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409,)
     ),
     ("GET", "/v1/runs/{id}/parents"): Operation(
         "Read how the runs ended that a run waited for, and what they resulted in: with its run token, not with a key",
@@ -255,7 +255,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Follow the log of a run until it ends (server-sent events; `line` is as described, `over` comes last)",
         TailedLine,
         query=("attempt", "stream", "after"),
-        problems=(429,),
         media=("text/event-stream",),
     ),
     ("GET", "/v1/runs/{id}/logs/download"): Operation(
@@ -273,14 +272,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Follow the changes of runs and jobs as they are committed (server-sent events; `data` is as described)",
         Event,
         query=("type", "job", "after"),
-        problems=(429,),
         media=("text/event-stream",),
     ),
     ("GET", "/v1/dead-letters"): Operation(
         "List dead letters", Page[DeadLetter], query=("job", "error_class", *_PAGED)
     ),
     ("POST", "/v1/dead-letters/redrive"): Operation(
-        "Make a new run of each dead letter", Redriven, body=Letters, keyed=True, problems=(409, 429)
+        "Make a new run of each dead letter", Redriven, body=Letters, keyed=True, problems=(409,)
     ),
     ("POST", "/v1/dead-letters/discard"): Operation(
         "Discard dead letters; their history stays", Discarded, body=Letters, keyed=True, problems=(409,)

@@ -1,0 +1,97 @@
+"""edge: what a key that asks ten times as often as it may does to another tenant's submissions, and what it costs the
+server to refuse it. Measured on a server of its own, whose rate per key is low enough to be passed on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uvloop
+
+from bench import submit
+from bench.stand import Stand
+
+_RATE = 200  # requests a second that a key may make
+_FLOOD = 10 * _RATE
+_FLOOD_CONNECTIONS = 16
+_PACE = 100  # requests a second of the neighbour
+_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The neighbour's submissions in milliseconds, without the flood and with it; how much of the flood was refused;
+    and the server's CPU for each of its requests."""
+
+    alone_p50: float
+    alone_p99: float
+    flooded_p50: float
+    flooded_p99: float
+    asked: int
+    refused: int
+    flood_us: float
+
+    def document(self) -> dict[str, Any]:
+        """For the results' file."""
+        return asdict(self)
+
+
+def measure(stand: Stand) -> Edge:
+    """The neighbour alone, both together, and the flood alone."""
+    server = stand.add_server(rate_per_key=_RATE)
+    keys = [_key(stand, f"edge-{number}") for number in range(2)]
+    neighbour, flood = (submit.request("POST", "/v1/jobs", key, submit.JOB) for key in keys)
+    alone = _neighbour(server.port, neighbour)
+    answers = _flood(server.port, flood)
+    together = _neighbour(server.port, neighbour)
+    asked, refused = answers.get(timeout=60)
+    stand.await_quiet()
+    before = stand.cpu()
+    cost = _flood(server.port, flood).get(timeout=60)[0]
+    used = stand.cpu().since(before).trees["server"]
+    return Edge(*alone, *together, asked, refused, used / cost * 1e6)
+
+
+def _key(stand: Stand, slug: str) -> str:
+    stand.api.post("/v1/tenants", {"slug": slug})
+    made: str = stand.api.post("/v1/keys", {"role": "editor"}, tenant=slug)["key"]
+    return made
+
+
+def _neighbour(port: int, request: bytes) -> tuple[float, float]:
+    took, _ = submit.in_a_process(port, request, _SECONDS, _PACE, 4)
+    took.sort()
+    return took[len(took) // 2] * 1e3, took[len(took) * 99 // 100] * 1e3
+
+
+def _flood(port: int, request: bytes) -> multiprocessing.Queue[tuple[int, int]]:
+    answers: multiprocessing.Queue[tuple[int, int]] = multiprocessing.Queue()
+    multiprocessing.Process(target=_flooding, args=(port, request, answers), daemon=True).start()
+    return answers
+
+
+def _flooding(port: int, request: bytes, answers: Any) -> None:
+    answers.put(uvloop.run(_ask_on(port, request)))
+
+
+async def _ask_on(port: int, request: bytes) -> tuple[int, int]:
+    """Ask ten times as often as one may, heeding no answer: how many requests there were, and how many were refused."""
+    start = time.perf_counter()
+    asked = refused = 0
+
+    async def connection(number: int) -> None:
+        nonlocal asked, refused
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        turn = 0
+        while (due := start + (turn * _FLOOD_CONNECTIONS + number) / _FLOOD) < start + _SECONDS + 1:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            writer.write(request)
+            status = await submit.answer(reader)
+            asked, refused, turn = asked + 1, refused + (status == 429), turn + 1
+        writer.close()
+
+    await asyncio.gather(*(connection(n) for n in range(_FLOOD_CONNECTIONS)))
+    return asked, refused
