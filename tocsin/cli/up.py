@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from tocsin.client.credentials import trust
 from tocsin.errors import SetupError
+from tocsin.privacy import hide_memory
 from tocsin.settings import Settings, default_home
 from tocsin.store.embedded import Embedded, die_with_parent
 from tocsin.store.home import HomeLock, database_account, prepare_home, write_private
@@ -51,6 +52,7 @@ Child = subprocess.Popen[bytes]
 def up(settings: Settings, *, workers: int = 1, slots: int | None = None, module: str | None = None) -> int:
     """Run everything on this machine until Ctrl-C or SIGTERM; answers the exit code."""
     settings.refuse_open_doors()
+    hide_memory()
     needs_database = not settings.database_url
     home = prepare_home(settings.home, database_account() if needs_database else None)
     settings = replace(settings, home=home)

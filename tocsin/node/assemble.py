@@ -54,6 +54,7 @@ from tocsin.node.server.protocol import HttpServer
 from tocsin.node.server.tls import Certificate
 from tocsin.node.tails import Tails
 from tocsin.node.whisper import Whisper
+from tocsin.privacy import hide_memory
 from tocsin.settings import Settings
 from tocsin.store import migrate as migrations
 from tocsin.store.db import Database, connect_plain
@@ -247,6 +248,7 @@ def serve(settings: Settings) -> int:
     """Run a server node until SIGTERM or SIGINT."""
     _check(settings)
     setup_logging(settings.log_level, settings.log_json)
+    hide_memory()
     import uvloop
 
     # Thousands of short-lived records a second and hardly a cycle among them: look for cycles rarely.

@@ -14,6 +14,7 @@ from tocsin import wire
 from tocsin.client.credentials import Credentials
 from tocsin.clock import boottime
 from tocsin.errors import SetupError
+from tocsin.privacy import hide_memory
 from tocsin.settings import Settings
 from tocsin.telemetry import get_logger
 from tocsin.worker import proctree
@@ -65,7 +66,7 @@ class Agent:
         """Work until drained (0), refused or unable to work (1)."""
         self._listen_to_signals()
         proctree.adopt_orphans()
-        proctree.hide_memory()
+        hide_memory()
         try:
             async with self._link:
                 await self._unless_hopeless(self._work())

@@ -22,7 +22,7 @@ MARK = "_TOCSIN_TREE"  # not TOCSIN_…: those names are settings, and unknown o
 
 _BRANDS = 1 << 62  # µs: 146,000 years
 _NICER = 5
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 # Of files under /proc: its process has gone, or is another user's. Any other error must not pass for its end.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
@@ -31,11 +31,6 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 def adopt_orphans() -> None:
     """Make this process the parent of its descendants' orphans."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def hide_memory() -> None:
-    """Keep this process's memory and environment (the worker's key) from programs of the same user."""
-    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def without_keys() -> dict[str, str]:
