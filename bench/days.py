@@ -35,7 +35,7 @@ BAR = 1.05  # times as large at most as when the first days had gone
 SETTLED = HOT_DAYS + 3
 _RUNS, _ONCE, _JOBS = 8_000, 1_000, 50  # of a day: runs of standing jobs, jobs that run once
 _CLAIM = 1_000
-_LOGGED = 20  # runs of each claim that write lines
+_SHIPPED = 500  # logs in a call
 _DATABASE = "days"
 _TARGET = {"kind": "process", "command": ["true"]}
 _SIZES = """
@@ -162,15 +162,16 @@ class _Load:
             answer = await self._tell(f"{worker}/claim", {"slots": min(_CLAIM, left), "wait": 5, "last_claim": last})
             last = answer["claim_id"]
             keys = [{name: run[name] for name in ("run_id", "attempt", "fence")} for run in answer["runs"]]
-            await self._log(worker, keys[:_LOGGED])
+            await self._log(worker, keys)
             finished = [key | {"outcome": "succeeded", "ran_ms": 5, "result": {"rows": 3}} for key in keys]
             await self._tell(f"{worker}/report", {"last_claim": last, "finished": finished})
             left -= len(keys)
 
     async def _log(self, worker: str, keys: list[dict[str, Any]]) -> None:
         lines = [[self._clock.now().timestamp(), "stdout", "info", f"row {n} is done"] for n in range(10)]
-        if keys:
-            await self._tell(f"{worker}/logs", {"chunks": [key | {"offset": 0, "lines": lines} for key in keys]})
+        for start in range(0, len(keys), _SHIPPED):
+            chunks = [key | {"offset": 0, "lines": lines} for key in keys[start : start + _SHIPPED]]
+            await self._tell(f"{worker}/logs", {"chunks": chunks})
 
     def _job(self, manual: bool = False) -> dict[str, Any]:
         return {"target": _TARGET, "tags": {"team": "portfolio"}} | ({"schedule": {"manual": True}} if manual else {})

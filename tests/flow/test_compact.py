@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.flow.kit import Scene, WorkerHand
+from tests.flow.kit import Scene, WorkerHand, end_of
 from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
-from tocsin.flow import compact
+from tocsin.flow import compact, logs, retention
 from tocsin.flow.shared.segments import loose_object
 from tocsin.model.ids import new_id
 from tocsin.node.compactor import Compactor
@@ -227,3 +227,149 @@ async def test_objects_that_nothing_names_are_swept_away(
     assert await compact.sweep(scene.db, scene.node.objects) == 2
     assert objects(settings) == named | {strays[2], "logs/abcdef/no-id.zst"}
     await check(scene, wanted | {run["run_id"]: ["a loose line"]})
+
+
+# ── rows that go ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def settle(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    """All runs end, and a month goes by in which their lines are compacted."""
+    keys = await scene.rows("select id::text as id, attempt, fence from runs where state = 'running'")
+    await scene.end(worker.id, *(end_of(tuple(key)) for key in keys))
+    await ripen(scene)
+    await compact.compact(scene.db, scene.node.objects, tenant)
+    await age(scene)
+
+
+async def age(scene: Scene) -> None:
+    await scene.sql.execute("update history set finished_at = finished_at - interval '1 day'")
+    await scene.sql.execute(
+        "update log_segments set id = ('018f' || substr(id::text, 5))::uuid, added_at = now() - interval '1 month'"
+        " where compacted"
+    )
+
+
+async def unlist(scene: Scene, hot_days: int = 30) -> int:
+    return await compact.unlist(scene.db, scene.node.objects, hot_days)
+
+
+async def listed(scene: Scene) -> int:
+    return await scene.value("select count(*) from log_chunks")  # type: ignore[no-any-return]
+
+
+async def check_runs(scene: Scene, wanted: dict[str, list[str]]) -> None:
+    """The same by every way that leads to them."""
+    await check(scene, wanted)
+    for run_id, texts in wanted.items():
+        found = await pages(scene, "/v1/logs/search", "cursor", run=run_id, limit=7)
+        assert [line["text"] for line in found] == texts
+        [told] = await logs.look(scene.db, scene.node.objects, [(1, run_id)])
+        assert told.ended and told.last == (1, len(texts))
+
+
+async def test_old_lines_are_read_and_found_without_their_rows(
+    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings
+) -> None:
+    wanted = await logged(scene, worker)
+    await settle(scene, worker, tenant)
+    assert await unlist(scene) == 1 and await listed(scene) == 0
+    await check_runs(scene, wanted)
+    assert await unlist(scene) == 0
+    await clean(scene)
+    await check_runs(scene, wanted)
+    assert len(objects(settings)) == 1
+    for path in ("", "/download"):
+        await scene.api.get(f"/v1/runs/{new_id(await scene.now())}/logs{path}", expect=404)
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+async def test_rows_go_all_at_once(scene: Scene, worker: WorkerHand, tenant: int, point: str) -> None:
+    wanted = await logged(scene, worker)
+    await settle(scene, worker, tenant)
+    scene.db.failpoints = Failpoints(f"compact.{point}=raise")
+    with pytest.raises(InjectedFault):
+        await unlist(scene)
+    scene.db.failpoints = NO_FAILPOINTS
+    assert await listed(scene) == (2 if point == "before_commit" else 0)
+    await check_runs(scene, wanted)
+    await unlist(scene)
+    assert await listed(scene) == 0
+    await check_runs(scene, wanted)
+
+
+async def test_rows_stay_while_they_are_hot_or_a_run_may_log(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    run = await held(scene, worker)
+    await worker.ship(chunk(run, 0, "line a", "line b"))
+    await ripen(scene)
+    await compact.compact(scene.db, scene.node.objects, tenant)
+    assert await unlist(scene) == 0, "they are of today"
+    await age(scene)
+    assert await unlist(scene) == 0, "it runs"
+    await worker.ship(chunk(run, 2, "line c"))
+    await scene.end(worker.id, end_of(run))
+    assert await unlist(scene) == 0, "it has just ended"
+    await worker.ship(chunk(run, 3, "line d"))
+    await age(scene)
+    assert await unlist(scene, 0) == 0, "nobody is to let them go"
+    await scene.sql.execute("update tenants set hot_days = 3650")
+    assert await unlist(scene) == 0, "the tenant's own word goes before"
+    await scene.sql.execute("update tenants set hot_days = 2")
+    assert await unlist(scene, 0) == 1
+    assert await listed(scene) == 2, "of what is not compacted"
+    await check_runs(scene, {run["run_id"]: [f"line {letter}" for letter in "abcd"]})
+
+
+async def test_lines_whose_rows_are_about_to_go_are_told_once(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    """As somebody finds them who read the rows before that commit, and the segments after it."""
+    wanted = await logged(scene, worker)
+    await settle(scene, worker, tenant)
+    await scene.sql.execute("create temporary table kept as select * from log_chunks")
+    assert await unlist(scene) == 1
+    await scene.sql.execute("insert into log_chunks select * from kept")
+    await check_runs(scene, wanted)
+
+
+async def test_the_latest_attempt_is_known_without_rows(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    first = await held(scene, worker)
+    await worker.ship(chunk(first, 0, "one"))
+    await scene.end(worker.id, end_of(first, "failed", "Boom"))
+    await scene.wake(first["run_id"])
+    [key] = await scene.taken(worker.id)
+    await worker.ship(chunk({"run_id": key[0], "attempt": key[1], "fence": key[2]}, 0, "two", "three"))
+    await settle(scene, worker, tenant)
+    assert await unlist(scene) == 1 and await listed(scene) == 0
+    path = f"/v1/runs/{first['run_id']}/logs"
+    assert [line["text"] for line in await pages(scene, path, "after")] == ["two", "three"]
+    assert [line["text"] for line in await pages(scene, path, "after", attempt=1)] == ["one"]
+    found = await pages(scene, "/v1/logs/search", "cursor", run=first["run_id"], limit=1)
+    assert [line["text"] for line in found] == ["one", "two", "three"]
+    # As if its day were archived, too.
+    await scene.sql.execute("delete from history")
+    [told] = await logs.look(scene.db, scene.node.objects, [(tenant, first["run_id"])])
+    assert (told.attempt, told.ended, told.last) == (2, "gone", (2, 2))
+
+
+async def test_a_segment_that_cannot_be_read_keeps_no_other_back(
+    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings
+) -> None:
+    lost = await held(scene, worker)
+    await worker.ship(chunk(lost, 0, "lost"))
+    await settle(scene, worker, tenant)
+    gone = await scene.value("select object from log_segments where compacted")
+    wanted = await logged(scene, worker)
+    await settle(scene, worker, tenant)
+    (settings.home / "objects" / gone).unlink()
+    assert await unlist(scene) == 1 and await listed(scene) == 1
+    [kept] = await scene.rows("select run_id::text as run_id from log_chunks")
+    assert kept["run_id"] == lost["run_id"] not in wanted
+
+
+async def test_lines_go_with_their_segment_when_nobody_is_to_keep_them(
+    scene: Scene, worker: WorkerHand, tenant: int
+) -> None:
+    wanted = await logged(scene, worker)
+    await settle(scene, worker, tenant)
+    assert await unlist(scene) == 1
+    assert await retention.expire_logs(scene.db, 30) == 1
+    for run_id in wanted:
+        assert (await scene.api.get(f"/v1/runs/{run_id}/logs"))["items"] == []

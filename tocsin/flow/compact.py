@@ -1,4 +1,5 @@
-"""compact: the small segments of a tenant's day become few large ones, with fewer rows and better compression.
+"""compact: the small segments of a tenant's day become few large ones, with better compression and fewer rows; with
+none when their runs leave the database.
 
 Steps, each of which may be repeated after a crash: the new object is noted as garbage, written, and in one commit taken
 into use, in the place of the segments that it was made of. Those, and their objects, go an hour later, when no search
@@ -13,7 +14,10 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
+from uuid import UUID
 
+from tocsin.clock import EPOCH
+from tocsin.errors import Unavailable
 from tocsin.flow.shared.segments import (
     COMPACTED,
     FOLDER,
@@ -25,11 +29,13 @@ from tocsin.flow.shared.segments import (
     unpack,
     write,
 )
-from tocsin.model.ids import instant_of, new_id, parse_id
+from tocsin.model.ids import instant_of, lowest_id, new_id, parse_id
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
+from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
+log = get_logger("compact")
 T = TypeVar("T")
 SETTLED = 120.0  # seconds
 # Where a test may end it, in this order; beside before and after its commit.
@@ -221,3 +227,41 @@ def _made(key: str) -> datetime | None:
     """When an object was, by its name."""
     id_ = parse_id(PurePosixPath(key).stem)
     return None if id_ is None else instant_of(id_)
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def unlist(db: Database, objects: ObjectStore, hot_days: int) -> int:
+    """Let the rows of lines go that are older than runs stay in the database, `hot_days` unless a tenant says otherwise
+    (0: for ever): their segment's directory tells where they lie. Answers of how many segments."""
+    now = await db.read_clock()
+    kept = await db.fetch("engine", SQL["hot_days"], hot_days)
+    oldest = [(row["id"], lowest_id(max(EPOCH, now - timedelta(days=row["days"])))) for row in kept]
+    done, last = 0, (0, str(UUID(int=0)))
+    while rows := await db.fetch("engine", SQL["listed"], *columns(oldest, 2), *last, _MOST_SEGMENTS):
+        for row in rows:
+            try:
+                done += await _unlist(db, objects, row)
+            except Unavailable as problem:
+                # It keeps nothing of the others' back.
+                log.warning("a segment of logs cannot be read", object=row["object"], error=problem.detail)
+        last = rows[-1]["tenant_id"], rows[-1]["id"]
+    return done
+
+
+async def _unlist(db: Database, objects: ObjectStore, row: Row) -> bool:
+    tenant_id = row["tenant_id"]
+    _, frames = read_directory(await objects.get(row["object"], row["position"], row["bytes"]))
+    runs = sorted({frame.run_id for frame in frames})
+    places = columns([_Lying(row["object"], frame).place for frame in frames], 5)
+    try:
+        async with db.transaction("compact") as connection:
+            if not await connection.fetch(SQL["unlist"], tenant_id, row["id"], runs[0], runs[-1], runs):
+                return False
+            if len(await connection.fetch(SQL["take_out"], tenant_id, *places)) < len(frames):
+                raise _Lost
+    except _Lost:
+        log.error("a segment of logs has lines that the database does not know", object=row["object"])
+        return False
+    return True

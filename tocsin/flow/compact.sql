@@ -92,3 +92,41 @@ select o.object
 -- :name keep
 -- Others in it are not compacted yet.
 update log_garbage set due_at = now() + interval '1 hour' where object = any($1::text[])
+
+-- :name hot_days
+-- Of tenants whose runs leave the database at all, and that are not erased.
+select t.id, coalesce(t.hot_days, $1)::int as days
+  from tenants t
+ where coalesce(t.hot_days, $1) > 0 and not exists (select from erasures e where e.tenant_id = t.id)
+ order by t.id
+
+-- :name listed
+-- Segments before a tenant's first hot day whose lines have rows, behind ($3, $4).
+select s.tenant_id, s.id::text as id, s.object, s.position, s.bytes
+  from unnest($1::int[], $2::uuid[]) as w(id, first)
+ cross join lateral (
+        select s.tenant_id, s.id, s.object, s.position, s.bytes
+          from log_segments s
+         where s.tenant_id = w.id and s.id < w.first and (s.tenant_id, s.id) > ($3::int, $4::uuid)
+           and s.compacted and s.last_run is null and s.replaced_at is null
+         order by s.id
+         limit $5) s
+ order by s.tenant_id, s.id
+ limit $5
+
+-- :name unlist
+-- From this commit on the directory tells where lines of these runs ($5) lie. Not while one of them may still log: how many
+-- lines there are is counted by the rows.
+update log_segments s
+   set first_run = $3, last_run = $4
+ where s.tenant_id = $1 and s.id = $2::uuid and s.last_run is null and s.replaced_at is null
+   and not exists (
+        select from unnest($5::uuid[]) as i(run_id)
+         cross join lateral (select from runs r where r.tenant_id = $1 and r.id = i.run_id limit 1) r)
+   and not exists (
+        select from unnest($5::uuid[]) as i(run_id)
+         cross join lateral (
+                select from history h
+                 where h.tenant_id = $1 and h.run_id = i.run_id and h.finished_at > now() - interval '2 hours'
+                 limit 1) h)
+returning 1

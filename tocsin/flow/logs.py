@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tocsin.errors import Conflict
+from tocsin.flow.shared import unlisted
 from tocsin.flow.shared.segments import Part, loose_object, shown, unpack, write
+from tocsin.flow.shared.unlisted import Place
 from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
@@ -143,21 +145,25 @@ async def read(
     """Lines with seq > `after`, of the latest attempt that has any unless one is named: `limit` of them, or fewer if
     they are long."""
     async with db.tenant(tenant_id, "logs") as connection:
-        if attempt is None:
-            attempt = await connection.fetchval(SQL["last_attempt"], tenant_id, run_id) or 1
-        chunks = await connection.fetch(SQL["chunks"], tenant_id, run_id, attempt, after, _MOST_CHUNKS)
+        last = attempt or await connection.fetchval(SQL["last_attempt"], tenant_id, run_id) or 1
+        rows = await connection.fetch(SQL["chunks"], tenant_id, run_id, last, after, _MOST_CHUNKS)
+        segments = await unlisted.segments(connection, tenant_id, run_id)
+    places = [*await unlisted.places(objects, segments, run_id), *(Place(*row) for row in rows)]
+    attempt = attempt or max((place.attempt for place in places), default=last)
+    chunks = unlisted.in_order(place for place in places if place.attempt == attempt and place.end > after)
+    more = len(chunks) >= _MOST_CHUNKS
     items: list[dict[str, Any]] = []
     size = 0
-    for chunk in chunks:
-        frame = await objects.get(chunk["object"], chunk["position"], chunk["bytes"])
-        for seq, line in enumerate(unpack(frame), chunk["first_line"] + 1):
+    for chunk in chunks[:_MOST_CHUNKS]:
+        frame = await objects.get(chunk.object, chunk.position, chunk.bytes)
+        for seq, line in enumerate(unpack(frame), chunk.first_line + 1):
             if seq > after and stream in (None, line[1]):
                 items.append(shown(seq, line))
                 size += len(line[3])
                 if len(items) == limit or size > _MOST_READ:
                     return Lines(attempt, items, seq, True)
-        after = max(after, chunk["first_line"] + chunk["lines"])
-    return Lines(attempt, items, after, len(chunks) == _MOST_CHUNKS)
+        after = max(after, chunk.end)
+    return Lines(attempt, items, after, more)
 
 
 class Watched(NamedTuple):
@@ -168,7 +174,19 @@ class Watched(NamedTuple):
     last: tuple[int, int]
 
 
-async def look(db: Database, runs: Sequence[tuple[int, str]]) -> list[Watched]:
+async def look(db: Database, objects: ObjectStore, runs: Sequence[tuple[int, str]]) -> list[Watched]:
     """How these runs (tenant, id) and their logs stand, all at one moment."""
     rows = await db.fetch("engine", SQL["look"], *columns(runs, 2))
-    return [Watched(row["attempt"], row["ended"], (row["log_attempt"], row["lines"])) for row in rows]
+    found = [Watched(row["attempt"], row["ended"], (row["log_attempt"], row["lines"])) for row in rows]
+    return [
+        watched if watched.ended is None else await _with_unlisted(db, objects, *run, watched)
+        for run, watched in zip(runs, found, strict=True)
+    ]
+
+
+async def _with_unlisted(db: Database, objects: ObjectStore, tenant_id: int, run_id: str, watched: Watched) -> Watched:
+    async with db.tenant(tenant_id, "logs") as connection:
+        segments = await unlisted.segments(connection, tenant_id, run_id)
+    places = await unlisted.places(objects, segments, run_id)
+    last = max([watched.last, *((place.attempt, place.end) for place in places)])
+    return watched._replace(attempt=max(watched.attempt, last[0]), last=last)

@@ -65,7 +65,7 @@ select u.tenant_id, (now() at time zone 'UTC')::date, u.bytes
        day = excluded.day
 
 -- :name chunks
-select first_line, lines, object, position, bytes
+select attempt, first_line, lines, object, position, bytes
   from log_chunks
  where tenant_id = $1 and run_id = $2 and attempt = $3 and first_line + lines > $4
  order by first_line
@@ -76,7 +76,7 @@ select max(attempt) from log_chunks where tenant_id = $1 and run_id = $2
 
 -- :name look
 -- For those who follow logs: the newest attempt of each run, whether the run has ended, and where its log ends.
-select coalesce(r.attempt, h.attempt, 0) as attempt,
+select coalesce(r.attempt, h.attempt, l.attempt, 0) as attempt,
        case when r.attempt is null then coalesce(h.state, 'gone') end as ended,
        coalesce(l.attempt, 0) as log_attempt, coalesce(l.lines, 0) as lines
   from unnest($1::int[], $2::uuid[]) with ordinality as i(tenant_id, run_id, n)

@@ -15,7 +15,7 @@ import msgspec
 
 from tocsin.clock import EPOCH
 from tocsin.errors import BadRequest
-from tocsin.flow.shared import cold
+from tocsin.flow.shared import cold, unlisted
 from tocsin.flow.shared.segments import (
     Frame,
     decode,
@@ -220,9 +220,13 @@ class _Search:
         """The log of one run, oldest line first."""
         async with self._db.tenant(self._tenant_id, "search") as connection:
             rows = await connection.fetch(SQL["chunks"], self._tenant_id, run_id, *place, _AT_ONCE)
-        for row in rows:
-            data = await self._objects.get(row["object"], row["position"], row["bytes"])
-            frame = Frame(run_id, row["attempt"], "", row["first_line"], row["lines"], 0, row["bytes"])
+            segments = await unlisted.segments(connection, self._tenant_id, run_id)
+        old = [one for one in await unlisted.places(self._objects, segments, run_id) if (one.attempt, one.end) > place]
+        chunks = unlisted.in_order([*old, *(unlisted.Place(*row) for row in rows)])
+        more = len(chunks) >= _AT_ONCE
+        for chunk in chunks[:_AT_ONCE]:
+            data = await self._objects.get(chunk.object, chunk.position, chunk.bytes)
+            frame = Frame(run_id, chunk.attempt, "", chunk.first_line, chunk.lines, 0, chunk.bytes)
             after = place.seq if place.attempt == frame.attempt else 0
             found = await asyncio.to_thread(_matching, self._wanted, data, 0, [frame])
             hits = await self._fitting([hit for hit in found if hit.seq > after], whose=True)
@@ -231,7 +235,7 @@ class _Search:
             if len(hits) >= room:
                 return Found(self._lines, RunCursor(frame.attempt, hits[room - 1].seq))
             place = RunCursor(frame.attempt, max(after, frame.first_line + frame.lines))
-        return Found(self._lines, place if len(rows) == _AT_ONCE else None)
+        return Found(self._lines, place if more else None)
 
     async def _fitting(self, hits: list[_Hit], whose: bool = False) -> list[_Hit]:
         """Those whose runs fit, too; `whose`: look up their jobs."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tocsin.clock import EPOCH
-from tocsin.flow import archive, publish, retention, shelve
+from tocsin.flow import archive, compact, publish, retention, shelve
 from tocsin.node.loop import Loop
 from tocsin.settings import Settings
 from tocsin.store.db import Database
@@ -54,4 +54,5 @@ class Archivist(Loop):
         await retention.remove(self._db, self._objects)
         await retention.expire_audit(self._db, self._objects, self._settings.audit_days)
         await retention.expire_logs(self._db, self._settings.logs_days)
+        await compact.unlist(self._db, self._objects, hot_days)
         await self._parquet.tidy()

@@ -201,7 +201,7 @@ class Tails(Loop):
         if not tailers:
             return _ASLEEP
         runs = list({tailer.run for tailer in tailers})
-        seen = dict(zip(runs, await logs.look(self._db, runs), strict=True))
+        seen = dict(zip(runs, await logs.look(self._db, self._objects, runs), strict=True))
         for tailer in tailers:
             tailer.take(seen[tailer.run])
         return _TICK

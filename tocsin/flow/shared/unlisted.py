@@ -1,0 +1,62 @@
+"""Lines of long ago: the database has no rows of where they lie, the directories of their segments tell.
+
+Whoever looks for the lines of a run reads the rows first, then asks for such segments: rows that go in between are
+found twice, and not never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from tocsin.flow.shared.segments import read_directory
+from tocsin.store.db import Connection, Row, Sql
+from tocsin.store.objects import ObjectStore
+
+SQL = Sql(__file__)
+_AT_ONCE = 16
+
+
+class Place(NamedTuple):
+    """Where lines of an attempt lie."""
+
+    attempt: int
+    first_line: int
+    lines: int
+    object: str
+    position: int
+    bytes: int
+
+    @property
+    def end(self) -> int:
+        """The seq of the last of them."""
+        return self.first_line + self.lines
+
+
+async def segments(connection: Connection, tenant_id: int, run_id: str) -> list[Row]:
+    """Those that may have lines of the run."""
+    return await connection.fetch(SQL["segments"], tenant_id, run_id)  # type: ignore[no-any-return]
+
+
+async def places(objects: ObjectStore, found: Sequence[Row], run_id: str) -> list[Place]:
+    """Where they lie in these segments."""
+    some = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(row: Row) -> list[Place]:
+        async with some:
+            data = await objects.get(row["object"], row["position"], row["bytes"])
+        _, frames = await asyncio.to_thread(read_directory, data)
+        return [
+            Place(f.attempt, f.first_line, f.lines, row["object"], f.position, f.bytes)
+            for f in frames
+            if f.run_id == run_id
+        ]
+
+    return list(chain.from_iterable(await asyncio.gather(*map(read, found))))
+
+
+def in_order(found: Iterable[Place]) -> list[Place]:
+    """By attempt and line, each once."""
+    return sorted({(place.attempt, place.first_line): place for place in found}.values())
