@@ -40,6 +40,7 @@ LEFT_OUT = {
     "cold": "only reads",
     "preview": "only reads",
     "reports": "only reads",
+    "workflow_runs": "only reads",
     "found": "runs before any server does",
     "register": "a worker that registers twice is two workers, and the first one lapses",
     "drain": "setting one flag twice is setting it once",
@@ -303,6 +304,27 @@ async def _claimed_and_done(play: Play, queued: tuple[str, list[str]]) -> None:
         assert len((await play.get(f"/v1/runs/{run['id']}/attempts"))["items"]) == 1
 
 
+@story("claim_skip.before_commit", "claim_skip.after_commit")
+async def skip_an_occurrence_that_others_wait_for(play: Play) -> None:
+    parent = await play.job(name="parent", schedule={"every": "PT1S"}, overlap="skip")
+    child = await play.job(schedule=None, depends_on=["parent"])
+    await play.register()
+    answer = await play.claim()  # the first one is held, and those that fall due meanwhile are skipped
+    await play.survive(lambda: play.ask(answer["claim_id"], wait=1))
+
+    async def skipped(job_id: str, instant_of: str) -> list[str]:
+        return sorted(run[instant_of] for run in await play.runs(job_id) if run["state"] == "skipped")
+
+    async def decided() -> bool:
+        await play.ask(answer["claim_id"], wait=1)
+        first = (await skipped(parent, "scheduled_for"))[:2]
+        return len(first) == 2 and (await skipped(child, "logical_at"))[:2] == first
+
+    await until("what waits for them is skipped, too", decided, 30)
+    told = await skipped(child, "logical_at")
+    assert len(set(told)) == len(told), "each instant is decided once"
+
+
 @story("report.before_commit", "report.after_commit", "server.before_reply")
 async def report_results(play: Play) -> None:
     job_id, _ = await play.queued(3, retry={"max_attempts": 1})
@@ -398,6 +420,94 @@ async def fill_a_past_range(play: Play) -> None:
     assert {(run["state"], run["attempt"], run["trigger"]) for run in runs} == {("succeeded", 1, "backfill")}
     [filled] = (await play.get("/v1/backfills", job=job_id))["items"]
     assert (filled["made"], filled["succeeded"], filled["live"]) == (12, 12, 0)
+
+
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+
+
+class Workflow:
+    """A workflow run that is worked at by hand, asked for again and again with one key."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self._held: dict[str, Document] = {}
+        self._last = 0
+        self.run: Document = {}
+
+    async def make(self) -> str:
+        await self._play.register()
+        target = {"kind": "process", "command": ["true"]}
+        jobs = {name: {"target": target, "depends_on": parents} for name, parents in DIAMOND.items()}
+        made = await self._play.post("/v1/workflows", {"name": "flow", "jobs": jobs}, key="make")
+        return str(made["id"])
+
+    async def work(self, workflow_id: str) -> Document:
+        """Ask for the run, report what was taken, take more."""
+        self.run = await self._play.post(f"/v1/workflows/{workflow_id}/runs", {}, key="run")
+        ends = [end(run, "succeeded") for run in self._held.values()]
+        await self._play.report(last_claim=self._last, finished=ends)
+        self._held.clear()
+        answer = await self._play.ask(self._last)
+        self._last = answer["claim_id"]
+        self._held.update((run["run_id"], run) for run in answer["runs"])
+        return await self._play.get(f"/v1/workflow-runs/{self.run['id']}")
+
+
+@story("workflow_begin.before_commit", "workflow_begin.after_commit")
+async def begin_a_workflow_run(play: Play) -> None:
+    await _worked_to_its_end(play)
+
+
+@story("report.before_commit", "report.after_commit", "report.before_commit", "report.after_commit")
+async def release_what_waits_for_a_job_of_a_workflow(play: Play) -> None:
+    await _worked_to_its_end(play)
+
+
+@story("workflow_why.before_commit", "workflow_why.after_commit")
+async def end_a_workflow_run(play: Play) -> None:
+    await _worked_to_its_end(play)
+
+
+async def _worked_to_its_end(play: Play) -> None:
+    workflow = Workflow(play)
+    workflow_id = await workflow.make()
+    await play.survive(lambda: workflow.work(workflow_id))
+
+    async def ended() -> bool:
+        return (await workflow.work(workflow_id))["state"] == "succeeded"
+
+    await until("all of it has run", ended, 30)
+    run = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
+    assert {node["name"]: node["state"] for node in run["nodes"]} == dict.fromkeys(DIAMOND, "succeeded")
+    for node in run["nodes"]:
+        assert len(await play.runs(node["job_id"])) == 1, "each of its jobs has one run"
+        attempts = (await play.get(f"/v1/runs/{node['run_id']}/attempts"))["items"]
+        assert [attempt["outcome"] for attempt in attempts] == ["succeeded"]
+    assert len(await play.runs(workflow_id)) == 1
+    ends = {node["name"]: instant(node["finished_at"]) for node in run["nodes"]}
+    starts = {node["name"]: instant(node["started_at"]) for node in run["nodes"]}
+    assert all(starts[name] >= ends[parent] for name, parents in DIAMOND.items() for parent in parents)
+
+
+@story("workflow_stop.before_commit", "workflow_stop.after_commit")
+async def cancel_a_workflow_run(play: Play) -> None:
+    workflow = Workflow(play)
+    workflow_id = await workflow.make()
+
+    async def begun() -> bool:
+        shown = await workflow.work(workflow_id)
+        return any(node["state"] == "running" for node in shown["nodes"])
+
+    await until("its first job runs", begun)
+    await play.survive(lambda: play.post(f"/v1/workflow-runs/{workflow.run['id']}/cancel", {}, key="cancel"))
+
+    async def ended() -> bool:
+        return (await workflow.work(workflow_id))["state"] == "cancelled"
+
+    await until("it has ended", ended, 30)
+    shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
+    states = {node["name"]: node["state"] for node in shown["nodes"]}
+    assert (states["b"], states["c"], states["d"]) == ("cancelled",) * 3
 
 
 @story("take_back.before_commit", "take_back.after_commit")
