@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.cluster.cluster import until
 from tests.flow.kit import PROCESS, Scene, end_of
+from tocsin.flow import workflows
 from tocsin.flow.fill import Tables, fill
+from tocsin.flow.shared.transitions import Key
 from tocsin.model.workflow import CONDUCTOR
 
 WORKER = "00000000-0000-7000-8000-0000000000aa"
@@ -383,6 +387,22 @@ async def test_overlap_and_limits_are_the_workflows(stage: Stage) -> None:
     assert [(await stage.get(id_))["state"] for id_ in (first, second)] == ["running", "waiting"]
     await stage.play(first)
     assert (await stage.play(second))["state"] == "succeeded"
+
+
+async def test_a_beginning_takes_the_workflow_before_its_run_as_a_cancel_does(stage: Stage) -> None:
+    """The other way round, each waited for what the other had."""
+    await stage.make(nodes(DIAMOND))
+    run_id, scene = await stage.ask(), stage.scene
+    await scene.sql.execute("update runs set state = 'running', worker_id = $1", CONDUCTOR)
+    tenant_id = await scene.value("select tenant_id from runs")
+    async with scene.sql.transaction():
+        await scene.sql.execute("select from jobs where id = $1 for no key update", stage.workflow["id"])
+        beginning = asyncio.create_task(workflows.begin(scene.db, Key(tenant_id, run_id)))
+        waits = "select exists (select from pg_locks where not granted and locktype in ('transactionid', 'tuple'))"
+        await until("it waits for the workflow", lambda: scene.value(waits))
+        await scene.sql.execute("select from runs where id = $1 for update nowait", run_id)
+    await beginning
+    assert await stage.states(run_id) == {"a": "ready", "b": "waiting", "c": "waiting", "d": "waiting"}
 
 
 # ── a past range ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,8 @@ union all
   limit $1)
 
 -- :name lock_head
--- A workflow run and its workflow, which no edit changes meanwhile.
+-- A workflow run and its workflow, which no edit changes meanwhile. The workflow is taken first, as everywhere: that the
+-- run is looked up by the workflow's tenant keeps the planner from turning that round.
 with workflow as materialized (
     select j.*
       from runs r
@@ -36,7 +37,7 @@ select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigg
   from workflow w
  cross join lateral (
         select * from runs r
-         where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+         where (r.tenant_id, r.id) between (w.tenant_id, $2::uuid) and (w.tenant_id, $2::uuid)
            and r.state in ('running', 'stopping') and r.worker_id = '00000000-0000-7000-8000-000000000001'
          limit 1
            for update) r
