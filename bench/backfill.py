@@ -1,7 +1,7 @@
 """backfill: what live work notices of a past that is filled beside it.
 
-Jobs of 20 tenants fall due all the time; how late their runs start is compared between stretches of time with and
-without backfills of a year of days each, one after the other, by turns.
+Jobs of 20 tenants fall due all the time; how late their runs start is compared between stretches of time, by turns:
+alone, beside backfills of a year of days of one job, one after the other, and beside those of a workflow of five.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 from bench.stand import TENANTS, Api, Stand, await_until, say
 
 BAR = 1.5  # times as late at the 99th percentile
+KINDS = ("job", "workflow")
 _LIVE_PER_TENANT = 10  # jobs that fall due each second
 _SECONDS = 10.0  # of a stretch
 _SLOTS = 100
 _AT_ONCE = 8  # runs of a backfill
+_GRAPH: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["a"], "d": ["a"], "e": ["b", "c", "d"]}
 _NOOP = {"kind": "python", "function": "bench.noop"}
 _YEAR = {"from": "2025-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z", "max_concurrency": _AT_ONCE}
 _LAGS = """
@@ -34,9 +36,9 @@ select extract(epoch from started_at - ready_at)::float8 * 1000 as ms
 
 @dataclass(frozen=True)
 class Stretch:
-    """How late live runs started, in milliseconds, and how many runs of backfills ended meanwhile."""
+    """How late live runs started, in milliseconds, beside which backfills, and how many runs of them ended."""
 
-    filling: bool
+    beside: str | None
     runs: int
     p50: float
     p99: float
@@ -46,34 +48,35 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Backfilled:
-    """All stretches, by turns without and with."""
+    """All stretches, by turns alone and beside."""
 
     stretches: list[Stretch]
 
-    def p99(self, filling: bool) -> float:
-        """The median of the stretches with, or without."""
-        return statistics.median(one.p99 for one in self.stretches if one.filling is filling)
+    def p99(self, beside: str | None) -> float:
+        """The median of the stretches beside such backfills, or alone."""
+        return statistics.median(one.p99 for one in self.stretches if one.beside == beside)
 
-    @property
-    def ratio(self) -> float:
+    def ratio(self, kind: str) -> float:
         """How many times as late the latest of a hundred live runs starts: the median over neighbours."""
         pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
-        return statistics.median(beside.p99 / alone.p99 for alone, beside in pairs)
+        return statistics.median(beside.p99 / alone.p99 for alone, beside in pairs if beside.beside == kind)
 
     def document(self) -> dict[str, Any]:
         """For the results' file."""
-        return {"ratio": self.ratio, "stretches": [asdict(one) for one in self.stretches]}
+        ratios = {f"{kind}_ratio": self.ratio(kind) for kind in KINDS}
+        return ratios | {"stretches": [asdict(one) for one in self.stretches]}
 
 
 def measure(stand: Stand, *, repeat: int = 3) -> Backfilled:
     """Stretches by turns, on one stand."""
     live = _live_jobs(stand.api)
-    past = stand.api.create_job(_NOOP, "fill-00")
+    past = {"job": stand.api.create_job(_NOOP, "fill-00"), "workflow": _workflow(stand.api)}
     stand.start_workers(1, _SLOTS)
     try:
         await_until(lambda: _lags(stand, live, datetime(2026, 1, 1, tzinfo=UTC)), "live runs start")
-        _stretch(stand, live, past, filling=True)  # to warm up
-        found = [_stretch(stand, live, past, filling) for _ in range(repeat) for filling in (False, True)]
+        _stretch(stand, live, past, "workflow")  # to warm up
+        turns = [beside for _ in range(repeat) for kind in KINDS for beside in (None, kind)]
+        found = [_stretch(stand, live, past, beside) for beside in turns]
     finally:
         stand.stop_workers()
         api = stand.api.another()  # nobody spoke on the first one for long
@@ -84,7 +87,7 @@ def measure(stand: Stand, *, repeat: int = 3) -> Backfilled:
 
 def describe(one: Stretch) -> str:
     """One line."""
-    beside = f"beside {one.filled:,} runs of backfills" if one.filling else "alone"
+    beside = f"beside {one.filled:,} {one.beside} runs of backfills" if one.beside else "alone"
     return (
         f"p50 {one.p50:.1f} ms, p99 {one.p99:.1f} ms of {one.runs:,} live runs {beside}; "
         f"others used {one.foreign_cores:.2f} cores"
@@ -102,17 +105,23 @@ def _live_jobs(api: Api) -> dict[str, str]:
     return jobs
 
 
-def _stretch(stand: Stand, live: dict[str, str], past: str, filling: bool) -> Stretch:
+def _workflow(api: Api) -> str:
+    jobs = {name: {"target": _NOOP, "depends_on": wanted} for name, wanted in _GRAPH.items()}
+    made = api.post("/v1/workflows", {"name": "past", "schedule": {"manual": True}, "jobs": jobs}, "fill-00")
+    return str(made["id"])
+
+
+def _stretch(stand: Stand, live: dict[str, str], past: dict[str, str], beside: str | None) -> Stretch:
     stand.await_quiet()
     from_, begun, before = _now(stand), time.perf_counter(), stand.cpu()
-    with _backfills(stand.api.another(), past) if filling else _nothing() as filled:
+    with _backfills(stand.api.another(), past[beside]) if beside else _nothing() as filled:
         time.sleep(_SECONDS)
         to = _now(stand)
     foreign = stand.cpu().since(before).foreign() / (time.perf_counter() - begun)
     lags = _lags(stand, live, from_, to)
     cuts = statistics.quantiles(lags, n=100)
-    one = Stretch(filling, len(lags), cuts[49], cuts[98], sum(filled), foreign)
-    if filling and not one.filled:
+    one = Stretch(beside, len(lags), cuts[49], cuts[98], sum(filled), foreign)
+    if beside and not one.filled:
         raise RuntimeError("no run of a backfill ended: that says nothing")
     say(describe(one))
     return one
