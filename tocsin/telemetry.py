@@ -62,6 +62,9 @@ TLS_RELOAD_FAILURES = Counter(
 TLS_EXPIRES_AT = Gauge(
     "tocsin_tls_expires_timestamp_seconds", "When the certificate that is shown ends, since 1970.", registry=REGISTRY
 )
+ARCHIVE_LAG = Gauge(
+    "tocsin_archive_lag_seconds", "For how long some day of history should have been archived.", registry=REGISTRY
+)
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
 XMIN_AGE = Gauge(
     "tocsin_pg_xmin_age_seconds",

@@ -16,12 +16,14 @@ from tests.conftest import Api
 from tests.flow.kit import Scene, end_of
 from tests.flow.old import DAY, Old
 from tocsin.clock import iso
+from tocsin.errors import Unavailable
 from tocsin.failpoints import Failpoints, InjectedFault
 from tocsin.flow import archive
 from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import new_id
 from tocsin.store.db import connect
 from tocsin.store.parquet import File
+from tocsin.telemetry import ARCHIVE_LAG
 
 
 async def test_a_closed_day_becomes_files_and_its_partition_goes(old: Old) -> None:
@@ -69,6 +71,27 @@ async def test_the_next_turn_repairs_what_a_crash_left(old: Old, point: str, tmp
     assert await old.hot() == 0 and f"history_{DAY:%Y%m%d}" not in await old.tables()
     stored = [path for path in (tmp_path / "objects").rglob("*.parquet")]
     assert len(stored) == await old.scene.value("select count(*) from archives") == 1
+
+
+async def test_a_day_that_cannot_go_is_told_by_the_lag(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await old.scene.job()
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 3)
+    await old.archive(DAY)
+    assert ARCHIVE_LAG._value.get() == 0, "it may stay"
+    monkeypatch.setattr(old.scene.node.objects, "put", _down)
+    late = (await old.scene.now() - datetime.combine(DAY, time(), UTC)) / timedelta(days=1) - 30
+    for days, told in ((0, late), (7, late - 7)):
+        with pytest.raises(Unavailable):
+            await old.archive((await old.scene.now()).date() - timedelta(days=30 + days - 1))
+        assert ARCHIVE_LAG._value.get() / 86_400 == pytest.approx(told, abs=0.01)
+    monkeypatch.undo()
+    await old.archive()
+    assert ARCHIVE_LAG._value.get() == 0
+
+
+async def _down(*_args: Any, **_kwargs: Any) -> None:
+    raise Unavailable("object storage refused a write: 507")
 
 
 async def test_a_file_that_came_back_changed_drops_nothing(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:

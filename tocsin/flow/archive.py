@@ -25,7 +25,7 @@ from tocsin.model.ids import lowest_id
 from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import File, Parquet, checksum
-from tocsin.telemetry import get_logger
+from tocsin.telemetry import ARCHIVE_LAG, get_logger
 
 SQL = Sql(__file__)
 log = get_logger("archive")
@@ -60,6 +60,8 @@ async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: 
         for table in await owner.fetch(SQL["days"], before) if owner else ():
             if await _Day(db, objects, parquet, owner, table).archive(before):
                 gone.append(table["day"])
+    # Who comes to here has let all go that is due, or leaves it to another server, which tells.
+    ARCHIVE_LAG.set(0)
     return gone
 
 
@@ -86,7 +88,10 @@ class _Day:
             if not self._table["attached"]:
                 return False
             tenants = await self._owner.fetch(SQL["tenants"], *self._bounds, self._day, before)
-            leaving = [row["id"] for row in tenants if row["due"] and not row["live"]]
+            due = {row["id"]: row["due"] for row in tenants if row["due"] and not row["live"]}
+            if due:
+                ARCHIVE_LAG.set((self._db.clock.now() - min(due.values())).total_seconds())
+            leaving = list(due)
             if len(leaving) < len(tenants):
                 return await self._take_out(leaving)
             await self._turn_cold(leaving)

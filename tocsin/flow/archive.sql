@@ -14,16 +14,18 @@ select c.relname::text as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day,
  order by pending desc, c.relname
 
 -- :name tenants
--- Who has rows of a day here, or runs whose rows are still to come; and whose time with it is over.
+-- Who has rows of a day here, or runs whose rows are still to come; and since when their time with it is over (if it is).
 --   $1 $2 its bounds  $3 the day  $4 the first day that those keep who do not say
 select t.id, r.found as live,
-       $3::date < coalesce((now() at time zone 'UTC')::date - t.hot_days, $4::date) as due
+       case when k.days > 0 then date_trunc('day', now(), 'UTC') - (k.days - 1) * interval '1 day' end as due
   from tenants t
   left join lateral (
         select true as found from history h
          where h.tenant_id = t.id and h.run_id >= $1::uuid and h.run_id < $2::uuid limit 1) h on true
  cross join lateral (
         select exists (select from runs r where r.tenant_id = t.id and r.id >= $1::uuid and r.id < $2::uuid) as found) r
+ cross join lateral (
+        select coalesce((now() at time zone 'UTC')::date - t.hot_days, $4::date) - $3::date as days) k
  where h.found or r.found
  order by t.id
 
