@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import get_args
 
 import msgspec
 
-from tocsin.errors import BadRequest, Contention, InvalidInput, NotFound, TooLarge
+from tocsin.errors import BadRequest, Contention, InvalidInput, TooLarge
 from tocsin.flow import calendars, replan
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.calendars import MOST_DAYS, Calendar, Mode
 from tocsin.model.ical import LONGEST_TEXT, BadCalendar, days_of
-from tocsin.model.job import NAME
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.named import deleted, name_before, name_of, new_name, versioned
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import CalendarRequest
 
@@ -24,9 +23,7 @@ _request = msgspec.json.Decoder(CalendarRequest).decode
 
 @route("PUT", "/v1/calendars/{name}", "jobs.write")
 async def put_calendar(call: Call) -> Reply:
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
+    name = new_name(call)
     calendar = _calendar(call, _body(call))
     try:
         done = await calendars.put(call.node.db, call.who, name, calendar, call.wish, call.version)
@@ -70,35 +67,20 @@ def _calendar(call: Call, request: CalendarRequest) -> Calendar:
 @route("GET", "/v1/calendars", "jobs.read")
 async def list_named_calendars(call: Call) -> Reply:
     query = call.query("limit", "cursor")
-    limit = limit_of(query)
-    after = query.get("cursor")
-    if after is not None and not re.fullmatch(NAME, after):
-        raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
+    limit, after = limit_of(query), name_before(query)
     return answer(page(await calendars.list_calendars(call.node.db, call.who, after, limit + 1), limit, "name"))
 
 
 @route("GET", "/v1/calendars/{name}", "jobs.read")
 async def get_calendar(call: Call) -> Reply:
-    return await _answer(call, _name(call))
+    return await _answer(call, name_of(call, "calendar"))
 
 
 @route("DELETE", "/v1/calendars/{name}", "jobs.write")
 async def delete_calendar(call: Call) -> Reply:
-    try:
-        await calendars.delete(call.node.db, call.who, _name(call), call.wish, call.version)
-    except Replay:
-        return Reply(status=204, headers=REPLAYED)
-    return Reply(status=204)
-
-
-def _name(call: Call) -> str:
-    """A name from the path; what is not one does not exist."""
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise NotFound("there is no such calendar")
-    return name
+    name = name_of(call, "calendar")
+    return await deleted(lambda: calendars.delete(call.node.db, call.who, name, call.wish, call.version))
 
 
 async def _answer(call: Call, name: str, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    found = await calendars.get(call.node.db, call.who, name)
-    return answer(found, status, {"etag": f'"{found["version"]}"'} | (headers or {}))
+    return versioned(await calendars.get(call.node.db, call.who, name), status, headers)

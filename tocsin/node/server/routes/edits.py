@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
 
-from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, NotFound, PreconditionFailed, TooLarge
+from tocsin.errors import ApiProblem, BadRequest, Conflict, InvalidInput, PreconditionFailed, TooLarge
 from tocsin.flow import catalog, edit
 from tocsin.flow.edit import Edited
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.submit import job_request
-from tocsin.model.job import NAME, JobSpec
+from tocsin.model.job import JobSpec
 from tocsin.node.server.http import Call, answer, decode_json, limit_of, number_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.keeping import kept, may_be_apart
+from tocsin.node.server.routes.named import name_of, new_name, versioned
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import decode_job_batch, decode_job_spec, decode_raw_job_batch, encode
 
@@ -57,17 +57,12 @@ async def change_job(call: Call) -> Reply:
 
 @route("GET", "/v1/jobs/by-name/{name}", "jobs.read")
 async def get_named_job(call: Call) -> Reply:
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise NotFound("there is no job of this name, for it is none")
-    return _answer(await catalog.get_named(call.node.db, call.who, name, call.estimates))
+    return versioned(await catalog.get_named(call.node.db, call.who, name_of(call, "job"), call.estimates))
 
 
 @route("PUT", "/v1/jobs/by-name/{name}", "jobs.write")
 async def put_job(call: Call) -> Reply:
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
+    name = new_name(call)
     spec = call.decode(decode_job_spec)
     if spec.name not in (None, name):
         raise InvalidInput.field("name", "invalid", f"is not {name!r}, as the path says; leave it out")
@@ -108,17 +103,17 @@ async def _put(call: Call, spec: JobSpec, name: str, only_new: bool, must_be: bo
         return None
     if isinstance(stored, Replay):
         raise stored
-    return _answer(await catalog.get_job(node.db, call.who, stored.ids[0], call.estimates), 201)
+    return versioned(await catalog.get_job(node.db, call.who, stored.ids[0], call.estimates), 201)
 
 
 async def _changed(call: Call, done: Edited) -> Reply:
     call.node.tell(done.hints)
-    return _answer(await catalog.get_job(call.node.db, call.who, done.job_id, call.estimates))
+    return versioned(await catalog.get_job(call.node.db, call.who, done.job_id, call.estimates))
 
 
 async def _again(call: Call, replay: Replay) -> Reply:
     [job] = await documents_again(call, replay)
-    return _answer(job, replay.status, REPLAYED)
+    return versioned(job, replay.status, REPLAYED)
 
 
 async def documents_again(call: Call, replay: Replay) -> list[dict[str, Any]]:
@@ -127,10 +122,6 @@ async def documents_again(call: Call, replay: Replay) -> list[dict[str, Any]]:
     behind = [job["id"] for job in jobs if replay.version not in (None, job["version"])]
     then = await edit.replaced(call.node.db, call.who, behind, replay.version or 1) if behind else {}
     return [job | then.get(job["id"], {}) for job in jobs]
-
-
-def _answer(job: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    return answer(job, status, {"etag": f'"{job["version"]}"'} | (headers or {}))
 
 
 @route("GET", "/v1/jobs/{id}/versions", "jobs.read")

@@ -19,6 +19,7 @@ from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.keeping import kept, may_be_apart
+from tocsin.node.server.routes.named import versioned
 from tocsin.node.server.routes.runs import list_runs_of
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Reason, decode_job_spec, decode_run_batch, decode_run_request, encode
@@ -97,7 +98,7 @@ async def _controlled_job(call: Call, step: Callable[[], Awaitable[Controlled]])
 
 
 def _job_answer(job: dict[str, Any], status: int = 200, replayed: bool = False) -> Reply:
-    return answer(job, status, {"etag": f'"{job["version"]}"'} | (REPLAYED if replayed else {}))
+    return versioned(job, status, REPLAYED if replayed else None)
 
 
 @route("POST", "/v1/jobs/{id}/runs", "jobs.operate")

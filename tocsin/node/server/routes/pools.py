@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import msgspec
 
-from tocsin.errors import BadRequest, NotFound
 from tocsin.flow import pools
 from tocsin.flow.shared.idempotency import Replay
-from tocsin.model.job import NAME
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.named import name_before, name_of, versioned
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import Why, decode_pool_patch
 
@@ -23,9 +21,7 @@ _why = msgspec.json.Decoder(Why).decode
 @route("GET", "/v1/pools", "fleet.read")
 async def list_pools(call: Call) -> Reply:
     query = call.query("limit", "cursor")
-    limit, after = limit_of(query), query.get("cursor")
-    if after is not None and not re.fullmatch(NAME, after):
-        raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
+    limit, after = limit_of(query), name_before(query)
     return answer(page(await call.node.pools.list(call.who, after, limit + 1), limit, "name"))
 
 
@@ -37,7 +33,9 @@ async def get_pool(call: Call) -> Reply:
 @route("PATCH", "/v1/pools/{name}", "fleet.operate")
 async def change_pool(call: Call) -> Reply:
     patch = call.decode(decode_pool_patch)
-    return await _after(call, lambda: pools.change(call.node.db, call.who, _name(call), patch, call.wish, call.version))
+    return await _after(
+        call, lambda: pools.change(call.node.db, call.who, name_of(call, "pool"), patch, call.wish, call.version)
+    )
 
 
 @route("POST", "/v1/pools/{name}/pause", "fleet.operate")
@@ -53,7 +51,7 @@ async def resume_pool(call: Call) -> Reply:
 async def _switch(call: Call, verb: Literal["pause", "resume"]) -> Reply:
     reason = call.decode(_why, b"{}").reason
     return await _after(
-        call, lambda: pools.switch(call.node.db, call.who, _name(call), verb, reason, call.wish, call.version)
+        call, lambda: pools.switch(call.node.db, call.who, name_of(call, "pool"), verb, reason, call.wish, call.version)
     )
 
 
@@ -68,13 +66,4 @@ async def _after(call: Call, step: Callable[[], Awaitable[None]]) -> Reply:
 
 
 async def _answer(call: Call, headers: dict[str, str] | None = None) -> Reply:
-    found = await call.node.pools.get(call.who, _name(call))
-    return answer(found, 200, {"etag": f'"{found["version"]}"'} | (headers or {}))
-
-
-def _name(call: Call) -> str:
-    """A name from the path; what is not one does not exist."""
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise NotFound("there is no such pool")
-    return name
+    return versioned(await call.node.pools.get(call.who, name_of(call, "pool")), headers=headers)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
-from tocsin.errors import BadRequest, InvalidInput, NotFound
+from tocsin.errors import InvalidInput
 from tocsin.flow import secrets
 from tocsin.flow.shared.idempotency import Replay
-from tocsin.model.job import NAME
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
+from tocsin.node.server.routes.named import deleted, name_before, name_of, new_name, versioned
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import NewSecret
 
@@ -21,9 +19,7 @@ _SHORTEST = 4  # a shorter value could not be masked in logs, for it would be fo
 
 @route("PUT", "/v1/secrets/{name}", "secrets.manage")
 async def put_secret(call: Call) -> Reply:
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
+    name = new_name(call)
     value = call.decode(_request).value
     if len(value.replace("\n", "").replace("\r", "")) < _SHORTEST:
         raise InvalidInput.field(
@@ -39,37 +35,23 @@ async def put_secret(call: Call) -> Reply:
 @route("GET", "/v1/secrets", "secrets.manage")
 async def list_named_secrets(call: Call) -> Reply:
     query = call.query("limit", "cursor")
-    limit, after = limit_of(query), query.get("cursor")
-    if after is not None and not re.fullmatch(NAME, after):
-        raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
+    limit, after = limit_of(query), name_before(query)
     return answer(page(await secrets.list_secrets(call.node.db, call.who, after, limit + 1), limit, "name"))
 
 
 @route("GET", "/v1/secrets/{name}", "secrets.manage")
 async def get_secret(call: Call) -> Reply:
-    return await _answer(call, _name(call))
+    return await _answer(call, name_of(call, "secret"))
 
 
 @route("DELETE", "/v1/secrets/{name}", "secrets.manage")
 async def delete_secret(call: Call) -> Reply:
-    try:
-        await secrets.delete(call.node.db, call.who, _name(call), call.wish, call.version)
-    except Replay:
-        return Reply(status=204, headers=REPLAYED)
-    return Reply(status=204)
-
-
-def _name(call: Call) -> str:
-    """A name from the path; what is not one does not exist."""
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise NotFound("there is no such secret")
-    return name
+    name = name_of(call, "secret")
+    return await deleted(lambda: secrets.delete(call.node.db, call.who, name, call.wish, call.version))
 
 
 async def _answer(call: Call, name: str, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    found = await secrets.get(call.node.db, call.who, name)
-    return answer(found, status, {"etag": f'"{found["version"]}"'} | (headers or {}))
+    return versioned(await secrets.get(call.node.db, call.who, name), status, headers)
 
 
 @route("GET", "/v1/master-keys", "tenants.manage")
