@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tocsin.errors import SetupError, Unavailable
 from tocsin.settings import Settings
+from tocsin.store import objects
 from tocsin.store.objects import ObjectStore
 
 
@@ -63,3 +68,65 @@ async def test_folders_and_what_is_in_them_are_listed(store: ObjectStore) -> Non
     assert await store.folders("logs/") == ["logs/a/", "logs/b/"]
     assert await store.keys("logs/a/") == ["logs/a/1", "logs/a/c/3"]
     assert await store.folders("nobody/") == await store.keys("nobody/") == []
+
+
+# ── a store that is not well ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Sick:
+    """An S3 server that gives these answers, one after the other; None: none at all."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = re.search(r"content-length: (\d+)", head)
+                await reader.readexactly(int(length.group(1)) if length else 0)
+                answer = self.answers[min(self.asked, len(self.answers) - 1)]
+                self.asked += 1
+                if answer is None:
+                    await reader.read()
+                    break
+                writer.write(f'HTTP/1.1 {answer}\r\ncontent-length: 0\r\netag: "x"\r\n\r\n'.encode())
+        writer.close()
+
+    @contextlib.asynccontextmanager
+    async def store(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[ObjectStore]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        given = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1", "ALLOW_HTTP": "true"}
+        given["ENDPOINT_URL"] = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for name, value in given.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        yield ObjectStore("s3://records", folder)
+        server.close()
+
+
+async def test_what_a_store_refuses_for_a_moment_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sick = Sick("500 Internal Server Error", "503 Slow Down", "200 OK")
+    async with sick.store(monkeypatch, tmp_path) as store:
+        await store.put("logs/a", b"lines")
+    assert sick.asked == 3
+
+
+@pytest.mark.parametrize("answer", ["500 Internal Server Error", "507 Insufficient Storage", None])
+async def test_a_store_that_stays_sick_is_unavailable_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str | None
+) -> None:
+    monkeypatch.setenv("AWS_TIMEOUT", "100ms")
+    monkeypatch.setitem(objects._RETRIES, "max_retries", 2)
+    async with Sick(answer).store(monkeypatch, tmp_path) as store:
+        for call in (
+            store.put("logs/a", b"lines"),
+            store.get("logs/a", 0, 5),
+            store.read("logs/a"),
+            store.keys("logs/"),
+        ):
+            with pytest.raises(Unavailable) as problem:
+                await call
+            assert problem.value.code == "objects_unavailable" and problem.value.status == 503

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tocsin.errors import SetupError, Unavailable
+
+# What fails is tried again, but not for so long (the library's three minutes) that callers pile up behind a store that
+# is down; each try takes half a minute at most.
+_RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
 
 
 class ObjectStore:
@@ -25,7 +30,7 @@ class ObjectStore:
         self._folder: Path | None = None if url else folder
         try:
             if self._folder is None:
-                self._store: Any = backends.from_url(url)
+                self._store: Any = backends.from_url(url, retry_config=_RETRIES)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._store = backends.LocalStore(folder)
