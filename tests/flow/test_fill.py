@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import pytest
 
 from tests.flow.kit import HORIZON, Scene, end_of
 from tests.flow.test_plan import other
@@ -318,3 +322,88 @@ async def test_what_depends_on_the_job_follows_with_the_same_logical_time(scene:
     done = await scene.rows("select logical_at from history where job_id = $1 and final order by 1", child["id"])
     assert [row["logical_at"] for row in done] == days(0, 1)
     assert (await shown(scene, backfill))["succeeded"] == 2, "those that follow are none of its own"
+
+
+# ── whatever happens ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Life:
+    """What may happen to a backfill and its job, in any order."""
+
+    def __init__(self, scene: Scene, other: Database, job: dict[str, Any], backfill: dict[str, Any], seed: int) -> None:
+        self.scene, self.other, self.job, self.backfill = scene, other, job, backfill
+        self.rng = random.Random(seed)
+        self.held: list[Row] = []
+
+    async def go_on(self) -> None:
+        """One thing."""
+        happens = self.rng.choice([self.turn, self.turn, self.claim, self.claim, self.end, self.end, self.cancel_run,
+                                   self.pause, self.resume, self.edit, self.lose])  # fmt: skip
+        await happens()
+        live = await self.scene.value("select count(*) from runs where backfill_id = $1", self.backfill["id"])
+        assert live <= self.backfill["max_concurrency"]
+        told = await shown(self.scene, self.backfill)
+        assert told["made"] == told["live"] + told["succeeded"] + told["failed"] + told["cancelled"]
+
+    async def turn(self) -> None:
+        await asyncio.gather(*(fill(db, Tables(), self.rng.random() < 0.7) for db in (self.scene.db, self.other)))
+
+    async def claim(self) -> None:
+        await self.scene.sql.execute("update runs set ready_at = now() where state = 'staged' and trigger = 'backfill'")
+        self.held += await self.scene.take(self.rng.randint(1, 3), W)
+
+    async def end(self) -> None:
+        ends = [self.held.pop() for _ in range(min(len(self.held), self.rng.randint(1, 3)))]
+        outcomes = ("succeeded", "succeeded", "failed", "timeout", "cancelled")
+        told = [(run, self.rng.choice(outcomes)) for run in ends]
+        if told:
+            await self.scene.end(W, *(end_of(run, o, None if o == "succeeded" else "Boom") for run, o in told))
+
+    async def lose(self) -> None:
+        """As if its worker were gone; what that says later is too late."""
+        await self.scene.end(W, *(end_of(run, "lost") for run in self.held[-1:]))
+
+    async def cancel_run(self) -> None:
+        ids = await self.scene.rows("select id::text from runs where backfill_id = $1 order by id", self.backfill["id"])
+        if ids and self.rng.random() < 0.5:
+            await self.scene.api.post(f"/v1/runs/{self.rng.choice(ids)[0]}/cancel")
+
+    async def pause(self) -> None:
+        what = self.rng.choice([f"/v1/backfills/{self.backfill['id']}", f"/v1/jobs/{self.job['id']}"])
+        await self.scene.api.http.post(f"{what}/pause", json={})  # 409 if it has ended
+
+    async def resume(self) -> None:
+        for what in (f"/v1/backfills/{self.backfill['id']}", f"/v1/jobs/{self.job['id']}"):
+            await self.scene.api.http.post(f"{what}/resume", json={})
+
+    async def edit(self) -> None:
+        changed = {"max_concurrency": self.rng.choice([None, 1, 5]), "priority": self.rng.randint(0, 1000)}
+        await self.scene.api.call("PATCH", f"/v1/jobs/{self.job['id']}", json=changed)
+
+    async def come_to_an_end(self) -> None:
+        while (await shown(self.scene, self.backfill))["state"] != "completed":
+            await self.resume()
+            await self.turn()
+            await sweep.release_waiting(self.scene.db)
+            await self.claim()
+            while self.held:
+                await self.end()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_each_occurrence_is_run_once(scene: Scene, other: Database, seed: int) -> None:
+    job = await scene.job(schedule=DAILY, retry={"max_attempts": 2, "backoff": "immediate"})
+    life = Life(scene, other, job, await ask(scene, job, 15, max_concurrency=1 + seed), seed)
+    for _ in range(60):
+        await life.go_on()
+    await life.come_to_an_end()
+    ended = await scene.rows("select logical_at from history where job_id = $1 and final order by 1", job["id"])
+    assert [row["logical_at"] for row in ended] == days(*range(15))
+    told = await shown(scene, life.backfill)
+    assert (told["made"], told["live"], await scene.value("select count(*) from backfill_ends")) == (15, 0, 0)
+    states = Counter(
+        row[0] for row in await scene.rows("select state from history where job_id = $1 and final", job["id"])
+    )
+    assert (told["succeeded"], told["failed"], told["cancelled"]) == (
+        states["succeeded"], states["dead"], states["cancelled"]
+    )  # fmt: skip
