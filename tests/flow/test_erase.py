@@ -28,7 +28,7 @@ from tocsin.settings import Settings
 from tocsin.store.db import Row
 
 KEY = base64.b64encode(bytes([1]) * 32).decode()
-CANARY = f"canary-{uuid.uuid4().hex}"
+CANARY = f"canary_{uuid.uuid4().hex}"
 BIG = {"rows": ["x" * 1000] * 80, "say": CANARY}
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -94,6 +94,8 @@ class House:
             "insert into event_feeds (tenant_id, since, open_until) values ($1, 0, now() + interval '1 day')", self.id
         )
         await self.post("/v1/keys", {"role": "admin", "name": self.word})
+        called = {"kind": "python", "function": self.word}
+        await self.job(target=called, placement={"require": {"only": self.word}})
         await self.put(f"/v1/secrets/{self.word}", {"value": self.word})
         await self.put(f"/v1/circuits/{self.word}", {"calls": 5})
         await self.put(f"/v1/calendars/{self.word}", {"days": ["2031-01-01"], "mode": "skip"})
@@ -147,7 +149,7 @@ class Town:
     def __init__(self, scene: Scene, hand: WorkerHand, old: Old) -> None:
         self.scene, self.hand, self.old = scene, hand, old
         self.acme = House(scene, "acme", CANARY, hand, old)
-        self.other = House(scene, "other", f"other-{uuid.uuid4().hex}", hand, old)
+        self.other = House(scene, "other", f"other_{uuid.uuid4().hex}", hand, old)
 
     async def build(self) -> None:
         scene, houses = self.scene, (self.acme, self.other)
@@ -263,11 +265,17 @@ async def test_no_trace_is_left_and_nobody_else_is_touched(town: Town) -> None:
     assert [table for table in TABLES if not before[table]] == [], "something of it is in every table"
     traces = await town.traces()
     assert len([trace for trace in traces if "/" in trace]) >= 5 and "history/" in str(traces), traces
+    assert "lanes" in traces
     logs = await read_logs(town.other)
     assert sum(map(len, logs.values())) == 6
 
     await town.erase()
 
+    # What is shared by all who need the same of a worker goes when every server has heard of it.
+    assert await town.traces() == ["lanes"]
+    await town.scene.sql.execute("update lanes set retired_at = retired_at - interval '1 hour'")
+    await town.scene.sql.execute("update erasures set looked_at = now() - interval '2 hours'")
+    await town.go_on()
     assert await town.traces() == []
     assert {table: rows for table, rows in (await town.acme.everything()).items() if rows} == {}
     for folder in erase.folders(town.acme.id):
@@ -473,7 +481,7 @@ async def test_the_next_turn_goes_on_where_one_was_interrupted(town: Town, point
         await town.go_on()
     town.scene.db.failpoints = NO_FAILPOINTS
     await town.go_on()
-    assert await town.traces() == []
+    assert await town.traces() == ["lanes"]
     assert await town.other.everything() == others
     assert await read_logs(town.other) == logs
     done = await town.scene.rows("select detail from audit where action = 'tenant.erased'")
@@ -566,3 +574,51 @@ async def test_one_whose_objects_cannot_be_reached_keeps_nobody_back(
     for _ in range(2):
         await go_on(scene)
     await scene.api.get("/v1/tenants/acme", expect=404)
+
+
+# ── lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_lane_that_is_retired_is_taken_back_into_use_by_whoever_asks(scene: Scene, acme: Api) -> None:
+    target = {"kind": "python", "function": f"once.f{uuid.uuid4().hex}"}
+    await scene.job(acme, target=target)
+    lane = "select id from lanes where function = $1 and retired_at is null"
+    [before] = await scene.rows(lane, target["function"])
+    await ask(scene)
+    for _ in range(2):
+        await go_on(scene)
+    assert await scene.rows(lane, target["function"]) == []
+    await scene.node.lanes.forget_retired()
+    made = await scene.job(target=target)
+    [after] = await scene.rows(lane, target["function"])
+    assert after == before == await scene.row("select lane_id from jobs where id = $1", made["id"])
+
+
+async def test_a_lane_goes_when_nobody_goes_through_it_and_everybody_has_heard(scene: Scene, acme: Api) -> None:
+    target = {"kind": "python", "function": f"once.f{uuid.uuid4().hex}"}
+    await scene.job(acme, target=target)
+    await ask(scene)
+    for _ in range(2):
+        await go_on(scene)
+    lanes = "select retired_at is not null as retired from lanes where function = $1"
+
+    async def look_back() -> list[bool]:
+        await scene.sql.execute("update erasures set looked_at = now() - interval '2 hours'")
+        await go_on(scene)
+        return [row["retired"] for row in await scene.rows(lanes, target["function"])]
+
+    async def retire() -> None:
+        earlier = "update lanes set retired_at = now() - interval '1 hour' where function = $1"
+        await scene.sql.execute(earlier, target["function"])
+
+    assert await look_back() == [True], "not everybody has heard of it"
+    made = await scene.job(target=target)
+    await retire()
+    assert await look_back() == [False], "somebody had not, and sent one through it"
+    await scene.sql.execute("delete from jobs where id = $1", made["id"])
+    await retire()
+    older = "insert into servers (id, name, version, newest_migration) values (gen_random_uuid(), 'old', '0', $1)"
+    await scene.sql.execute(older, "0075_erasures")
+    assert await look_back() == [True], "a server of the release before never hears"
+    await scene.sql.execute("delete from servers")
+    assert await look_back() == []

@@ -37,6 +37,7 @@ STOP_SECONDS = 60.0  # that workers have to prove that they stopped
 SETTLE_SECONDS = 60.0  # without a trace: no call, and no turn of a loop, takes longer
 _SOON, _RARELY = 2.0, 30.0  # seconds until the next turn, with and without something to do
 _REMEMBERED = 3 * 86_400.0
+_RETIRED = 600.0  # seconds after which lanes go; every server looks for those every half minute
 _WAVE = 10_000  # rows in one transaction, which takes a fraction of a second
 _AT_ONCE = 50  # objects
 # Where a test may end it, in this order.
@@ -217,6 +218,7 @@ class _Erasure:
 
     async def _finish(self) -> None:
         row = self._row
+        await self._owner.execute(SQL["retire_lanes"])
         async with self._owner.transaction():
             gone = dict(await self._owner.fetchrow(SQL["erased"], self._tenant_id))
             await self._owner.execute(SQL["forget_duties"], self._tenant_id)
@@ -228,6 +230,8 @@ class _Erasure:
     async def _look_back(self, found: int) -> None:
         if found:
             log.warning("something of an erased tenant came late, and is gone", tenant=self._row["slug"], found=found)
+        await self._owner.execute(SQL["forget_lanes"], _RETIRED)
+        await self._owner.execute(SQL["use_lanes"], _RETIRED)
         await self._owner.execute(SQL["forget_erasure"], self._tenant_id, _REMEMBERED)
 
     async def _point(self, name: str) -> None:

@@ -117,6 +117,27 @@ returning coalesce(extract(epoch from now() - e.empty_since), 0)::float8
 with keys as (update api_keys k set serves = array_remove(k.serves, $1::int) where $1 = any(k.serves))
 update workers w set serves = array_remove(w.serves, $1::int) where $1 = any(w.serves)
 
+-- :name unused
+-- Of lanes.
+not (exists (select from jobs j where j.lane_id = l.id) or exists (select from runs r where r.lane_id = l.id))
+
+-- :name retire_lanes
+-- Those that nobody goes through now: the names of functions and labels in them may have been the tenant's own.
+update lanes l set retired_at = now() where l.retired_at is null and
+-- :include unused
+
+-- :name forget_lanes
+-- After $1 seconds, by when every server has looked; those of the release before do not.
+delete from lanes l
+ where l.retired_at < now() - $1 * interval '1 second'
+   and not exists (select from servers where newest_migration < '0076' and seen_at > now() - interval '1 minute') and
+-- :include unused
+
+-- :name use_lanes
+-- Others, which a server has sent somebody through before it looked.
+update lanes l set retired_at = null where l.retired_at < now() - $1 * interval '1 second' and not
+-- :include unused
+
 -- :name forget_tenant
 delete from tenants where id = $1
 

@@ -116,7 +116,7 @@ class Node:
         self.key_hashes: keys.KeyHashes
         self.logins: Logins
         self.doorkeeper: Doorkeeper
-        self.eraser = Eraser(self.db, self.objects, self.tell)
+        self.eraser = Eraser(self.db, self.objects, self.lanes, self.tell)
 
     async def start(self, *, loops: bool = True) -> None:
         """Open the database and set every loop going (or none: then somebody else calls their turns)."""

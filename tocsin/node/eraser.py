@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tocsin.flow import erase
+from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
@@ -17,12 +18,17 @@ class Eraser(Loop):
     name = "eraser"
 
     def __init__(
-        self, db: Database, objects: ObjectStore, tell: Callable[[Sequence[Hint], Sequence[Stop]], None]
+        self,
+        db: Database,
+        objects: ObjectStore,
+        lanes: LaneBook,
+        tell: Callable[[Sequence[Hint], Sequence[Stop]], None],
     ) -> None:
         super().__init__()
-        self._db, self._objects, self._tell = db, objects, tell
+        self._db, self._objects, self._lanes, self._tell = db, objects, lanes, tell
 
     async def run_once(self) -> float:
+        await self._lanes.forget_retired()
         turn = await erase.turn(self._db, self._objects)
         if turn.stops:
             self._tell([], turn.stops)

@@ -42,15 +42,17 @@ def _pairs(labels: Labels) -> Pairs:
 
 
 class LaneBook:
-    """Every lane seen so far; lanes are never changed or removed, so a cache never lies."""
+    """Every lane seen so far. Lanes are never changed. One that nobody goes through is retired, and removed long after:
+    by then every server has looked, and asks before it sends somebody through it, which takes it back into use."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._ids: dict[LaneKey, int] = {}
+        self._known: dict[LaneKey, int] = {}
+        self._ids: dict[LaneKey, int] = {}  # of those that are not retired
         self.fitted: set[int] = set()  # those whose runs need more than a slot
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._known)
 
     async def intern(self, keys: Iterable[LaneKey]) -> dict[LaneKey, int]:
         """The id of each key whose pool exists, made if need be."""
@@ -67,14 +69,23 @@ class LaneBook:
                 await self.refresh()
         return {k: self._ids[k] for k in wanted if k in self._ids}
 
+    async def forget_retired(self) -> None:
+        """Ask the next time before somebody is sent through a lane that is retired."""
+        retired = {row["id"] for row in await self._db.fetch("vital", SQL["retired"])}
+        if retired:
+            self._ids = {key: id_ for key, id_ in self._ids.items() if id_ not in retired}
+
     async def refresh(self) -> None:
         """Learn the lanes that other nodes made."""
         self._learn(await self._db.fetch("vital", SQL["all"]))
 
     def _learn(self, rows: Iterable[Row]) -> None:
-        for id_, pool, kind, function, labels, needs, prefer in rows:
+        for id_, pool, kind, function, labels, needs, prefer, retired in rows:
             of_class = Amounts(*needs) if needs else None
-            self._ids[LaneKey(pool, kind, function, _read(labels), of_class, _read(prefer))] = id_
+            key = LaneKey(pool, kind, function, _read(labels), of_class, _read(prefer))
+            self._known[key] = id_
+            if not retired:
+                self._ids[key] = id_
             if of_class is not None:
                 self.fitted.add(id_)
 
@@ -90,7 +101,7 @@ class LaneBook:
         kinds, names, has = set(targets), set(functions), labels or {}
         return frozenset(
             id_
-            for key, id_ in self._ids.items()
+            for key, id_ in self._known.items()
             if key.pool == pool
             and key.kind in kinds
             and (key.kind != "python" or key.function in names)

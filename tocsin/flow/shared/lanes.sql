@@ -10,18 +10,24 @@ with wanted as (
 new as (
     insert into lanes (pool, kind, function, labels, needs, prefer)
     select * from wanted
-        on conflict do nothing
+        on conflict (pool, kind, function, labels, needs, prefer) do update
+       set retired_at = null
+     where lanes.retired_at is not null
     returning *
 )
-select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer from new
+select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer, false as retired from new
 union all
-select l.id, l.pool, l.kind, l.function, l.labels::text, l.needs, l.prefer::text
+select l.id, l.pool, l.kind, l.function, l.labels::text, l.needs, l.prefer::text, false
   from wanted k
   join lanes l on l.pool = k.pool and l.kind = k.kind and l.function = k.function and l.labels = k.labels
        and l.needs = k.needs and l.prefer = k.prefer
 
 -- :name all
-select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer from lanes
+select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer, retired_at is not null as retired
+  from lanes
+
+-- :name retired
+select id from lanes where retired_at is not null
 
 -- :name totals
 -- What the living workers have that may take from a lane.
