@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
+    access,
     archive,
     audit,
     backfill,
@@ -30,6 +31,7 @@ from bench import (
     floor,
     graphs,
     logs,
+    noisy,
     pickup,
     schedules,
     sdk,
@@ -224,6 +226,33 @@ def _audit(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.add("audit: not sealed at a round's end", f"{max(found.behind):,}", "records at most")
 
 
+def _access(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = access.measure(made, repeat=options.repeat)
+    report.document["access"] = found.document()
+    for walls in found.walls:
+        figure = f"{walls.share:.1%} of the rate"
+        report.add(f"access: keys and walls, {walls.what}", figure, f"bar {access.BAR:.0%}; CPU {walls.cpu_share:.1%}")
+        for one in (*walls.walled, *walls.bare):
+            cost = f"CPU of PostgreSQL {one.postgres_us:.0f}, server {one.server_us:.0f} µs a request"
+            report.add(f"access: {one.what}", f"{one.per_second:,.0f}/s", cost)
+    for refusal in found.refusals:
+        more = f"of CPU; bar {access.REFUSAL_MS:.0f}; p50 {refusal.p50:.1f} ms"
+        report.add(f"access: refusal {refusal.status}, {refusal.what}", f"p99 {refusal.p99:.1f} ms", more)
+    worst = max(found.revoked)
+    more = f"the longest of {len(found.revoked)}, over two servers; bar {access.REVOKED_SECONDS:g} s"
+    report.add("access: a revoked key opens", f"{worst * 1000:.0f} ms", more)
+
+
+def _noisy(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = noisy.measure(made, repeat=options.repeat)
+    report.document["noisy"] = found.document()
+    what = f"noisy: submit p99 beside one at {noisy.TIMES} × its rate"
+    report.add(what, f"{found.ratio:.2f}", f"of alone; bar {noisy.BAR:g}")
+    for how, rounds in (("alone", found.alone), ("beside it", found.beside)):
+        for p50, p99 in rounds:
+            report.add(f"noisy: submit {how}", f"p99 {p99:.1f} ms", f"p50 {p50:.1f} ms")
+
+
 def _archive(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = archive.measure(made, long=options.long)
     report.document["archive"] = found.document()
@@ -338,6 +367,8 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "sdk": _sdk,
     "submit": _submit,
     "audit": _audit,
+    "access": _access,
+    "noisy": _noisy,
     "archive": _archive,
     "logs": _logs,
     "xmin": _xmin,

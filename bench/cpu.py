@@ -36,6 +36,15 @@ def measure(trees: Mapping[str, Iterable[int]]) -> Usage:
     return Usage(used, _machine())
 
 
+def tree(root: int) -> list[int]:
+    """A process and all that descends from it."""
+    children, _ = _read_processes()
+    found = [root]
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
 def _total(pid: int, children: Mapping[int, list[int]], own: Mapping[int, float]) -> float:
     return own.get(pid, 0.0) + sum(_total(child, children, own) for child in children.get(pid, ()))
 

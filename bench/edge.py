@@ -16,7 +16,7 @@ from bench.stand import Stand
 
 _RATE = 200  # requests a second that a key may make
 _FLOOD = 10 * _RATE
-_FLOOD_CONNECTIONS = 16
+_FLOOD_CONNECTIONS = 600  # so many that it gets at its rate, although refusals are held back
 _PACE = 100  # requests a second of the neighbour
 _SECONDS = 5.0
 
@@ -43,14 +43,14 @@ def measure(stand: Stand) -> Edge:
     """The neighbour alone, both together, and the flood alone."""
     server = stand.add_server(rate_per_key=_RATE)
     keys = [_key(stand, f"edge-{number}") for number in range(2)]
-    neighbour, flood = (submit.request("POST", "/v1/jobs", key, submit.JOB) for key in keys)
-    alone = _neighbour(server.port, neighbour)
-    answers = _flood(server.port, flood)
-    together = _neighbour(server.port, neighbour)
+    submitting, flood = (submit.request("POST", "/v1/jobs", key, submit.JOB) for key in keys)
+    alone = neighbour(server.port, submitting)
+    answers = flooded(server.port, flood, _FLOOD, _FLOOD_CONNECTIONS)
+    together = neighbour(server.port, submitting)
     asked, refused = answers.get(timeout=60)
     stand.await_quiet()
     before = stand.cpu()
-    cost = _flood(server.port, flood).get(timeout=60)[0]
+    cost = flooded(server.port, flood, _FLOOD, _FLOOD_CONNECTIONS).get(timeout=60)[0]
     used = stand.cpu().since(before).trees["server"]
     return Edge(*alone, *together, asked, refused, used / cost * 1e6)
 
@@ -61,24 +61,26 @@ def _key(stand: Stand, slug: str) -> str:
     return made
 
 
-def _neighbour(port: int, request: bytes) -> tuple[float, float]:
+def neighbour(port: int, request: bytes) -> tuple[float, float]:
+    """The p50 and p99 of somebody who keeps within his rate, in milliseconds."""
     took, _ = submit.in_a_process(port, request, _SECONDS, _PACE, 4)
     took.sort()
     return took[len(took) // 2] * 1e3, took[len(took) * 99 // 100] * 1e3
 
 
-def _flood(port: int, request: bytes) -> multiprocessing.Queue[tuple[int, int]]:
+def flooded(port: int, request: bytes, rate: int, connections: int) -> multiprocessing.Queue[tuple[int, int]]:
+    """Begin to ask so often, heeding no answer, for some seconds: how many requests there were, and how many were
+    refused, when they are over."""
     answers: multiprocessing.Queue[tuple[int, int]] = multiprocessing.Queue()
-    multiprocessing.Process(target=_flooding, args=(port, request, answers), daemon=True).start()
+    multiprocessing.Process(target=_flooding, args=(port, request, rate, connections, answers), daemon=True).start()
     return answers
 
 
-def _flooding(port: int, request: bytes, answers: Any) -> None:
-    answers.put(uvloop.run(_ask_on(port, request)))
+def _flooding(port: int, request: bytes, rate: int, connections: int, answers: Any) -> None:
+    answers.put(uvloop.run(_ask_on(port, request, rate, connections)))
 
 
-async def _ask_on(port: int, request: bytes) -> tuple[int, int]:
-    """Ask ten times as often as one may, heeding no answer: how many requests there were, and how many were refused."""
+async def _ask_on(port: int, request: bytes, rate: int, connections: int) -> tuple[int, int]:
     start = time.perf_counter()
     asked = refused = 0
 
@@ -86,12 +88,12 @@ async def _ask_on(port: int, request: bytes) -> tuple[int, int]:
         nonlocal asked, refused
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         turn = 0
-        while (due := start + (turn * _FLOOD_CONNECTIONS + number) / _FLOOD) < start + _SECONDS + 1:
+        while (due := start + (turn * connections + number) / rate) < start + _SECONDS + 1:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             writer.write(request)
             status = await submit.answer(reader)
             asked, refused, turn = asked + 1, refused + (status == 429), turn + 1
         writer.close()
 
-    await asyncio.gather(*(connection(n) for n in range(_FLOOD_CONNECTIONS)))
+    await asyncio.gather(*(connection(n) for n in range(connections)))
     return asked, refused

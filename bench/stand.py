@@ -33,6 +33,7 @@ FLOOR_DATABASE = "floor"
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _QUIET_CORES = 0.2
+_SILENT_SECONDS = 5.0
 # A promise, a lie, or a knob turned for the figures: the conditions are printed beside them.
 CONDITIONS = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
 T = TypeVar("T")
@@ -125,10 +126,10 @@ class Stand:
             _wait_for(self._api.is_ready, self.server, "the server")
         return self._api
 
-    def add_server(self, **more: Any) -> Api:
-        """One more server on the same database, with settings of its own."""
+    def add_server(self, module: str = "tocsin", **more: Any) -> Api:
+        """One more server on the same database, with settings of its own; `module`: what is run instead of ours."""
         settings = replace(self.settings, port=_free_port(), **more)
-        server = self._start("server", server_environment(settings, os.environ))
+        server = self._start("server", server_environment(settings, os.environ), module=module)
         self.more_servers.append(server)
         api = Api(settings.port, self.keys["key"])
         _wait_for(api.is_ready, server, "another server")
@@ -168,10 +169,12 @@ class Stand:
             if self.cpu().since(before).foreign() / 0.5 < _QUIET_CORES:
                 return
 
-    def _start(self, role: str, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, role: str, environment: dict[str, str], *arguments: str, module: str = "tocsin"
+    ) -> subprocess.Popen[bytes]:
         with open(self.home / f"{role}.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tocsin", role, *arguments],
+                [sys.executable, "-m", module, role, *arguments],
                 env=environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -195,6 +198,7 @@ class Api:
     def __init__(self, port: int, key: str) -> None:
         self.port = port
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._used_at = time.monotonic()
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
     def post(self, path: str, body: object, tenant: str = "default") -> Any:
@@ -204,12 +208,19 @@ class Api:
     def call(self, method: str, path: str, body: object = None, tenant: str = "default") -> Any:
         """The same by any method."""
         headers = self._headers | {"tocsin-tenant": tenant}
+        self._open_anew()
         self._connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         reply = self._connection.getresponse()
         content = reply.read()
         if not 200 <= reply.status < 300:
             raise RuntimeError(f"{method} {path}: {reply.status} {content[:500].decode(errors='replace')}")
-        return json.loads(content)
+        return json.loads(content) if content else None
+
+    def _open_anew(self) -> None:
+        """The server ends connections on which nothing was said for long."""
+        if time.monotonic() - self._used_at > _SILENT_SECONDS:
+            self._connection.close()
+        self._used_at = time.monotonic()
 
     def another(self) -> Api:
         """The same over a connection of its own, for another thread."""
@@ -217,6 +228,7 @@ class Api:
 
     def counter(self, name: str) -> int:
         """A counter of /metrics, over all its labels."""
+        self._open_anew()
         self._connection.request("GET", "/metrics")
         lines = self._connection.getresponse().read().decode().splitlines()
         return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.partition(" ")[0].startswith(name))

@@ -47,8 +47,8 @@ def measure(stand: Stand) -> list[Rate]:
     read = request("GET", f"/v1/runs/{run}", stand.keys["key"])
     return [
         # First: what the others wrote is still being tidied up for a while after them.
-        _round(stand, f"status by id at {_PACED:,}/s", read, _SECONDS, _PACED),
-        _round(stand, f"submit at {_PACED:,}/s", create, _SECONDS, _PACED),
+        round_of(stand, f"status by id at {_PACED:,}/s", read, rate=_PACED),
+        round_of(stand, f"submit at {_PACED:,}/s", create, rate=_PACED),
         submit_flat_out(stand, "submit, one job a request"),
         _batches(stand),
     ]
@@ -56,13 +56,13 @@ def measure(stand: Stand) -> list[Rate]:
 
 def submit_flat_out(stand: Stand, what: str) -> Rate:
     """One job a request, as fast as they are taken."""
-    return _round(stand, what, request("POST", "/v1/jobs", stand.keys["key"], JOB), _SECONDS, None)
+    return round_of(stand, what, request("POST", "/v1/jobs", stand.keys["key"], JOB))
 
 
 def _batches(stand: Stand) -> Rate:
     """Jobs a second, not requests; the latencies are of whole batches."""
     batch = request("POST", "/v1/jobs/batch", stand.keys["key"], {"jobs": [JOB] * _BATCH})
-    found = _round(stand, f"submit in batches of {_BATCH:,}, jobs", batch, _SECONDS, None, _BATCH_CONNECTIONS)
+    found = round_of(stand, f"submit in batches of {_BATCH:,}, jobs", batch, connections=_BATCH_CONNECTIONS)
     return replace(
         found,
         per_second=found.per_second * _BATCH,
@@ -81,18 +81,25 @@ def request(method: str, path: str, key: str, body: object = None) -> bytes:
     return head.encode() + content
 
 
-def _round(
-    stand: Stand, what: str, asking: bytes, seconds: float, rate: int | None, connections: int = _CONNECTIONS
+def round_of(
+    stand: Stand,
+    what: str,
+    asking: bytes,
+    *,
+    rate: int | None = None,
+    connections: int = _CONNECTIONS,
+    port: int | None = None,
 ) -> Rate:
+    """One request again and again for some seconds, flat out or at a rate, to the first server or another."""
     stand.await_quiet()
     before = stand.cpu()
-    took, asked = in_a_process(stand.settings.port, asking, seconds, rate, connections)
+    took, asked = in_a_process(port or stand.settings.port, asking, _SECONDS, rate, connections)
     took.sort()
     used = stand.cpu().since(before)
     count = len(took)
     return Rate(
         what,
-        count / seconds,
+        count / _SECONDS,
         took[count // 2] * 1e3,
         took[count * 99 // 100] * 1e3,
         used.trees["server"] / asked * 1e6,

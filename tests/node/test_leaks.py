@@ -34,6 +34,9 @@ OPEN = {
     "/docs": "is the same everywhere",
     "/": "says that there is no console yet",
     "/v1/payloads/{token}": "its path is a key that was signed for one object and ends",
+    "/login": "leads to the issuer",
+    "/login/callback": "proves that the issuer sent whoever comes",
+    "/logout": "ends the session of whoever calls, if there is one",
 }
 
 
@@ -196,7 +199,9 @@ def test_nothing_is_served_that_is_neither_in_the_table_nor_open_on_purpose(
 
     monkeypatch.setattr(app.Places, "add", noticed)
     app.build(still_node)
-    assert served - {(method, path) for method, path, _ in ALL} == {("GET", path) for path in OPEN}
+    assert served - {(method, path) for method, path, _ in ALL} == {
+        ("POST" if path == "/logout" else "GET", path) for path in OPEN
+    }
 
 
 @pytest.mark.parametrize("permission", ["", "everything", "viewer", "JOBS.READ"])

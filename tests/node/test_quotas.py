@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tests.conftest import Api
 from tests.flow.kit import Scene, WorkerHand
 from tests.flow.test_logs import chunk, texts
 from tests.node.test_dispatcher import tenant
+from tocsin.node.server import http
 from tocsin.telemetry import QUOTA_REFUSED
 
 JOB = {"target": {"kind": "process", "command": ["true"]}, "schedule": {"manual": True}}
@@ -111,6 +114,48 @@ async def test_submissions_keep_to_their_rate(scene: Scene, acme: Api) -> None:
     status, code, later = await refused(acme, "/v1/jobs", JOB)
     assert (status, code) == (429, "quota_submit_rate") and 25 <= later <= 30
     await scene.job()
+
+
+async def test_a_flood_of_refused_calls_asks_the_database_nothing(
+    scene: Scene, acme: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bind(scene, submit_rate="1/min")
+    first = {"headers": {"idempotency-key": "first"}}
+    made = await acme.post("/v1/jobs", JOB, **first)
+    assert (await acme.post("/v1/jobs", JOB, **first))["id"] == made["id"], "what passed once may be repeated"
+    asked: list[str] = []
+    fetch = scene.db.fetch
+
+    async def noted(pool: str, statement: str, *args: Any) -> Any:
+        asked.append(statement)
+        return await fetch(pool, statement, *args)
+
+    monkeypatch.setattr(scene.db, "fetch", noted)
+    for number in range(5):
+        await acme.post("/v1/jobs", JOB, headers={"idempotency-key": f"new {number}"}, expect=429)
+    assert not [statement for statement in asked if "from idempotency" in statement]
+
+
+async def test_who_comes_too_often_waits_for_his_answer_and_nobody_else_does(
+    scene: Scene, acme: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bind(scene, submit_rate="1/min")
+    await acme.post("/v1/jobs", JOB)
+    held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    began = asyncio.Event()
+
+    async def hold(_seconds: float) -> None:
+        began.set()
+        await held
+
+    monkeypatch.setattr(http, "asyncio", SimpleNamespace(sleep=hold, CancelledError=asyncio.CancelledError))
+    hasty = asyncio.create_task(acme.post("/v1/jobs", JOB, expect=429))
+    await began.wait()
+    await scene.job()
+    await acme.get("/v1/jobs")
+    assert not hasty.done()
+    held.set_result(None)
+    assert (await hasty)["code"] == "quota_submit_rate"
 
 
 async def test_logs_beyond_the_quota_are_cut_and_say_so_and_the_run_goes_on(

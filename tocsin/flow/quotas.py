@@ -40,6 +40,7 @@ class Allowances:
         self._db = db
         self._used: dict[int, _Used] = defaultdict(_Used)
         self._meters: dict[int, Meter] = defaultdict(Meter)
+        self._looks: dict[int, Meter] = defaultdict(Meter)
         self._reading: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def admit(self, who: Identity, wish: Wish | None, *, jobs: int = 0, runs: int = 0) -> None:
@@ -47,7 +48,7 @@ class Allowances:
         if who.quotas is None:
             return
         problem = await self._over(who.tenant_id, who.quotas, jobs, runs)
-        if problem is not None and not await self._is_repeat(wish):
+        if problem is not None and not await self._is_repeat(who.quotas, wish):
             QUOTA_REFUSED.labels(problem.code).inc()
             raise problem
 
@@ -92,5 +93,14 @@ class Allowances:
                     used.jobs, used.queued, used.read_at = row["jobs"], row["queued"], began
         return used
 
-    async def _is_repeat(self, wish: Wish | None) -> bool:
-        return wish is not None and bool(await self._db.fetchval("engine", SQL["known"], wish.tenant_id, wish.key))
+    async def _is_repeat(self, quotas: Quotas, wish: Wish | None) -> bool:
+        """Whether this very call passed before. Looked up only as often as the tenant may submit: a flood of new calls
+        is not to cost a query each, and a repeat that is refused now may come again."""
+        if wish is None:
+            return False
+        if quotas.submit_rate is not None:
+            rate, now, looks = parse_rate(quotas.submit_rate), self._db.clock.now(), self._looks[wish.tenant_id]
+            if looks.wait(rate, 1, now):
+                return False
+            looks.count(rate, 1, now)
+        return bool(await self._db.fetchval("engine", SQL["known"], wish.tenant_id, wish.key))

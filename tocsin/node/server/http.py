@@ -21,6 +21,7 @@ from tocsin.errors import (
     NotSupported,
     PreconditionFailed,
     ServerFault,
+    TooManyRequests,
     UnsupportedMedia,
 )
 from tocsin.flow import catalog, history
@@ -45,6 +46,9 @@ Endpoint = Callable[[Request], Awaitable[Reply]]
 
 CLIENT_BODY_LIMIT = 8 * 1024 * 1024
 WORKER_BODY_LIMIT = 64 * 1024 * 1024
+# Before somebody hears that he came too often. He was told to stay away for a second at least; who asks again at once,
+# over and over, is slowed down by his own connections, and what he costs the others with him.
+_HELD_SECONDS = 0.25
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_VALUE = 1024  # characters of a query parameter
 _SAFE = frozenset(("GET", "HEAD"))
@@ -332,6 +336,8 @@ async def answered(node: Node, serve: Endpoint, request: Request) -> Reply:
         reply = await serve(request)
     except ApiProblem as error:
         reply = problem(error)
+        if isinstance(error, TooManyRequests):
+            await asyncio.sleep(_HELD_SECONDS)
     except (asyncio.CancelledError, ClientGone):
         raise
     except Exception as error:

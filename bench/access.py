@@ -1,0 +1,207 @@
+"""access: what keys and row-level security take of the submit and status figures, what a refusal costs, and how soon a
+key that is revoked is refused everywhere.
+
+With and without walls in one run and by turns, on two servers of one database: one of them is `bench.bare`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import bare
+from bench.cpu import tree
+from bench.stand import Api, Stand
+from bench.submit import JOB, Rate, answer, request, round_of
+from tocsin.flow.keys import new_key
+
+BAR = 0.15
+REFUSAL_MS, REVOKED_SECONDS = 50.0, 1.0
+_REFUSALS = 300
+_REVOCATIONS = 10
+_NOWHERE = "019a0000-0000-7000-8000-000000000000"
+# The edge would refuse the load itself before it came to what is measured.
+_UNLIMITED = {"rate_per_key": 0.0, "rate_per_address": 0.0, "auth_failures_per_address": 0.0}
+
+
+@dataclass(frozen=True)
+class Walls:
+    """One kind of call with and without walls."""
+
+    what: str
+    walled: list[Rate]
+    bare: list[Rate]
+
+    @property
+    def share(self) -> float:
+        """Of the rate that the walls take."""
+        return 1 - _rate(self.walled) / _rate(self.bare)
+
+    @property
+    def cpu_share(self) -> float:
+        """Of the processors' time that they take: it shows on a machine that others use meanwhile, too."""
+        return 1 - _cpu(self.bare) / _cpu(self.walled)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Milliseconds of processors' time, of server and PostgreSQL together, that a refusal takes; all that they do
+    meanwhile counted in."""
+
+    what: str
+    status: int
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Access:
+    """What was found. `revoked`: seconds from the revocation's answer to the last answer that any server gave."""
+
+    walls: list[Walls]
+    refusals: list[Refusal]
+    revoked: list[float]
+
+    def document(self) -> dict[str, Any]:
+        """For the results' file."""
+        shares = {walls.what: {"share": walls.share, "cpu_share": walls.cpu_share} for walls in self.walls}
+        return asdict(self) | {"shares": shares, "bar": BAR}
+
+
+def measure(stand: Stand, repeat: int) -> Access:
+    """Walls, refusals, revocations."""
+    asyncio.run(_execute(stand, bare.SET_UP))
+    walled = stand.add_server(**_UNLIMITED)
+    naked = stand.add_server(module="bench.bare", **_UNLIMITED)
+    return Access(_walls(stand, walled, naked, repeat), _refusals(stand, walled), _revocations(stand, walled))
+
+
+def _walls(stand: Stand, walled: Api, naked: Api, repeat: int) -> list[Walls]:
+    job = stand.api.post("/v1/jobs", JOB)["id"]
+    run = stand.api.post(f"/v1/jobs/{job}/runs", {})["id"]
+    key = stand.keys["key"]
+    calls = {
+        "status by id": request("GET", f"/v1/runs/{run}", key),
+        "submit": request("POST", "/v1/jobs", key, JOB),
+    }
+    found = [Walls(what, [], []) for what in calls]
+    for turn in range(repeat):
+        for walls, asking in zip(found, calls.values(), strict=True):
+            sides = [("with walls", walled, walls.walled), ("without", naked, walls.bare)]
+            # By turns, and each first every other time: what slows the machine down slows down both.
+            for how, server, rates in sides if turn % 2 == 0 else reversed(sides):
+                rates.append(round_of(stand, f"{walls.what}, {how}", asking, port=server.port))
+    return found
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _refusals(stand: Stand, server: Api) -> list[Refusal]:
+    return [_refused(stand, server, *one) for one in _reasons(stand)]
+
+
+def _reasons(stand: Stand) -> Iterator[tuple[str, int, str, str]]:
+    """What is refused, by which status, with which key, and where."""
+    api = stand.api
+    api.post("/v1/tenants", {"slug": "access"})
+    foreign = api.create_job({"kind": "process", "command": ["true"]}, "access")
+    made = {role: api.post("/v1/keys", {"role": role}) for role in ("viewer", "operator", "editor", "worker")}
+    scoped = api.post("/v1/keys", {"role": "viewer", "scopes": {"jobs": ["billing-*"]}})["key"]
+    asyncio.run(_execute(stand, f"update api_keys set revoked_at = now() where id = '{made['operator']['id']}'"))
+    asyncio.run(_execute(stand, f"update api_keys set expires_at = now() where id = '{made['editor']['id']}'"))
+    viewer, good = made["viewer"]["key"], stand.keys["key"]
+    yield "a key that is not one", 401, good[:-1] + ("0" if good[-1] != "0" else "1"), "/v1/jobs"
+    yield "a key that nobody has", 401, new_key(), "/v1/jobs"
+    yield "a revoked key", 401, made["operator"]["key"], "/v1/jobs"
+    yield "an expired key", 401, made["editor"]["key"], "/v1/jobs"
+    yield "a forged run token", 401, "tcr_1.1." + "0" * 48, "/v1/jobs"
+    yield "another role", 403, made["worker"]["key"], "/v1/jobs"
+    yield "a foreign id", 404, viewer, f"/v1/jobs/{foreign}"
+    yield "an id that nobody has", 404, viewer, f"/v1/jobs/{_NOWHERE}"
+    yield "beyond a key's scope", 403, scoped, "/v1/pools"
+    yield "a job beyond it", 404, scoped, f"/v1/jobs/{foreign}"
+
+
+def _refused(stand: Stand, server: Api, what: str, status: int, key: str, path: str) -> Refusal:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    took = []
+    pids = [*tree(stand.postgres.pid or 0), stand.more_servers[0].pid]
+    for _ in range(_REFUSALS):
+        before = _nanoseconds(pids)
+        connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
+        reply = connection.getresponse()
+        reply.read()
+        took.append((_nanoseconds(pids) - before) / 1e6)
+        if reply.status != status:
+            raise RuntimeError(f"{what}: {reply.status}")
+    connection.close()
+    took.sort()
+    return Refusal(what, status, took[len(took) // 2], took[len(took) * 99 // 100])
+
+
+def _nanoseconds(pids: list[int]) -> int:
+    """On a processor so far, over all threads."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                total += int((thread / "schedstat").read_text().partition(" ")[0])
+    return total
+
+
+# ── revocations ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _revocations(stand: Stand, other: Api) -> list[float]:
+    return [asyncio.run(_revoked(stand, (stand.settings.port, other.port))) for _ in range(_REVOCATIONS)]
+
+
+async def _revoked(stand: Stand, ports: tuple[int, ...]) -> float:
+    api = stand.api
+    made = api.post("/v1/keys", {"role": "viewer"})
+    begun = [asyncio.Event() for _ in ports]
+    callers = [
+        asyncio.create_task(_last_answer(port, made["key"], event)) for port, event in zip(ports, begun, strict=True)
+    ]
+    await asyncio.gather(*(event.wait() for event in begun))
+    await asyncio.to_thread(api.call, "DELETE", f"/v1/keys/{made['id']}")
+    answered = time.monotonic()
+    return max(0.0, max(await asyncio.gather(*callers)) - answered)
+
+
+async def _last_answer(port: int, key: str, begun: asyncio.Event) -> float:
+    """When the last call that was not refused had been sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    asking, last = request("GET", "/v1/jobs?limit=1", key), 0.0
+    while True:
+        sent = time.monotonic()
+        writer.write(asking)
+        if await answer(reader) == 401:
+            writer.close()
+            return last
+        last = sent
+        begun.set()
+
+
+async def _execute(stand: Stand, script: str) -> None:
+    connection = await stand.connect()
+    try:
+        await connection.execute(script)
+    finally:
+        await connection.close()
+
+
+def _rate(rates: list[Rate]) -> float:
+    return statistics.median(rate.per_second for rate in rates)
+
+
+def _cpu(rates: list[Rate]) -> float:
+    return statistics.median(rate.server_us + rate.postgres_us for rate in rates)
