@@ -80,40 +80,34 @@ def _print(
         typer.echo("there were more runs than a report reads: this is of the newest; ask for less time", err=True)
 
 
-@app.command()
-def runs(
-    by: Annotated[str | None, typer.Option(help="total, day, hour or job.", metavar="GROUP")] = None,
-    from_: From = None,
-    to: To = None,
-    limit: Limit = 100,
-    as_csv: Csv = False,
-    as_json: Json = False,
-) -> None:
-    """How many runs there were, how they ended, how long they took and how late they began."""
-    _print("runs", RUNS, (from_, to, by, limit), as_json, as_csv)
+def _command(kind: "Kind", columns: list[Column], groups: str, words: str) -> None:
+    @app.command(kind, help=words)
+    def report(
+        by: Annotated[str | None, typer.Option(help=groups, metavar="GROUP")] = None,
+        from_: From = None,
+        to: To = None,
+        limit: Limit = 100,
+        as_csv: Csv = False,
+        as_json: Json = False,
+    ) -> None:
+        _print(kind, columns, (from_, to, by, limit), as_json, as_csv)
 
 
-@app.command()
-def failures(
-    by: Annotated[str | None, typer.Option(help="class, job, worker, day or hour.", metavar="GROUP")] = None,
-    from_: From = None,
-    to: To = None,
-    limit: Limit = 100,
-    as_csv: Csv = False,
-    as_json: Json = False,
-) -> None:
-    """Attempts that failed, by the class of their error unless told otherwise."""
-    _print("failures", FAILURES, (from_, to, by, limit), as_json, as_csv)
-
-
-@app.command()
-def utilisation(
-    by: Annotated[str | None, typer.Option(help="worker, pool, tenant or job.", metavar="GROUP")] = None,
-    from_: From = None,
-    to: To = None,
-    limit: Limit = 100,
-    as_csv: Csv = False,
-    as_json: Json = False,
-) -> None:
-    """How long attempts ran, and what share that is of the slots that there were."""
-    _print("utilisation", UTILISATION, (from_, to, by, limit), as_json, as_csv)
+_command(
+    "runs",
+    RUNS,
+    "total, day, hour or job.",
+    "How many runs there were, how they ended, how long they took and how late they began.",
+)
+_command(
+    "failures",
+    FAILURES,
+    "class, job, worker, day or hour.",
+    "Attempts that failed, by the class of their error unless told otherwise.",
+)
+_command(
+    "utilisation",
+    UTILISATION,
+    "worker, pool, tenant or job.",
+    "How long attempts ran, and what share that is of the slots that there were.",
+)
