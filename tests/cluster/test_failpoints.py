@@ -12,7 +12,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.conftest import Cluster
+from tocsin.clock import iso
 
 from .cluster import ROOT, Server, Site, until
 from .evidence import instant
@@ -190,6 +191,18 @@ async def change_a_job(play: Play) -> None:
     assert {r["job_version"] for r in await play.runs(job_id)} == {1}, "what was queued keeps its version"
 
 
+@story("edit.before_commit", "edit.after_commit")
+async def give_a_job_other_parents(play: Play) -> None:
+    for name in "ab":
+        await play.job(name=name)
+    child = await play.job(schedule=None, depends_on=["a"])
+    asked = {"depends_on": ["b"]}
+    job = await play.survive(lambda: play.send("PATCH", f"/v1/jobs/{child}", asked, key="edit"))
+    assert (job["version"], job["replayed"]) == (2, True)
+    feeds = {each["name"]: [fed["job"] for fed in each["feeds"]] for each in (await play.get("/v1/jobs"))["items"]}
+    assert feeds == {"a": [], "b": [child], None: []}
+
+
 @story("calendars.before_commit", "calendars.after_commit")
 async def keep_a_calendar(play: Play) -> None:
     asked = {"days": ["2030-12-25"], "mode": "skip"}
@@ -340,6 +353,31 @@ async def report_results(play: Play) -> None:
         assert len((await play.get(f"/v1/runs/{run['id']}/attempts"))["items"]) == 1
     assert runs[bad["run_id"]]["failures"] == 1
     assert len((await play.get("/v1/dead-letters"))["items"]) == 1
+
+
+# The first report ends the run that both of them follow from.
+@story("report.before_commit=kill:2", "report.after_commit", "server.before_reply")
+async def end_runs_that_other_jobs_wait_for(play: Play) -> None:
+    once = {"schedule": None, "retry": {"max_attempts": 1}}
+    root = await play.job(name="root")
+    parents = [await play.job(name=name, depends_on=["root"], **once) for name in "ab"]
+    wanted = {"both": ["a", "b"], "one": ["a"], "broken": [{"job": "b", "on": "failure"}]}
+    children = {name: await play.job(depends_on=each, **once) for name, each in wanted.items()}
+    after = await play.job(depends_on=[children["both"]], **once)
+    await play.post(f"/v1/jobs/{root}/runs", {})
+    await play.register()
+    answer = await play.claim()
+    await play.report(last_claim=answer["claim_id"], finished=[end(run, "succeeded") for run in answer["runs"]])
+    held: list[Document] = []
+    while len(held) < 2:
+        answer = await play.claim(answer["claim_id"])
+        held += answer["runs"]
+    ends = [end(run, "succeeded" if run["job_id"] == parents[0] else "failed") for run in held]
+    told = await play.survive(lambda: play.report(last_claim=answer["claim_id"], finished=ends))
+    assert len(told["accepted"]) == 2
+    states = {name: [run["state"] for run in await play.runs(id_)] for name, id_ in children.items()}
+    assert states == {"both": ["skipped"], "one": ["ready"], "broken": ["ready"]}, "each once, as it must"
+    assert [run["reason"] for run in await play.runs(after)] == ["upstream_failed"]
 
 
 @story("note.before_commit", "note.after_commit")
@@ -580,6 +618,24 @@ async def expire_runs(play: Play) -> None:
     job_id, run_ids = await play.queued(3, start_deadline="PT0.5S")
     await play.survive(lambda: play.runs(job_id))
     assert sorted((r["id"], r["state"]) for r in await play.runs(job_id)) == [(i, "expired") for i in sorted(run_ids)]
+
+
+@story("sweep.before_commit", "sweep.after_commit")
+async def release_what_nobody_comes_for(play: Play) -> None:
+    soon = {"at": iso(datetime.now(UTC) + timedelta(seconds=5))}
+    _, gone = [await play.job(name=name, schedule=soon) for name in "ab"]
+    both = await play.job(schedule=None, depends_on=["a", "b"])
+    anyhow = await play.job(schedule=None, depends_on=["a", {"job": "b", "on": "completion"}])
+    await play.send("DELETE", f"/v1/jobs/{gone}", {}, key="gone")
+    await play.register()
+    answer = await play.claim()
+    await play.report(last_claim=answer["claim_id"], finished=[end(run, "succeeded") for run in answer["runs"]])
+    await play.survive(lambda: play.runs(both))
+
+    async def decided() -> bool:
+        return [run["state"] for run in await play.runs(both) + await play.runs(anyhow)] == ["skipped", "ready"]
+
+    await until("both are decided, once", decided, 20)
 
 
 @pytest.mark.parametrize("name", STORIES)
