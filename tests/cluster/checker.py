@@ -18,8 +18,6 @@ I11  nothing starts before it is due
 I12  the audit has one record of each acknowledged write, without gaps, and its chain verifies
 I13  the log of a run that succeeded is what its winning attempt wrote, line by line
 
-I9 stands ready and nothing exercises it: the product has no dependencies yet.
-
 `check` is a pure function of `Evidence`; `evidence.collect` gathers it. That is how `test_checker.py` can lie to it.
 """
 
@@ -340,7 +338,10 @@ def i11_nothing_early(e: Evidence) -> Found:
             yield line["run_id"], f"attempt {line['attempt']} started {early} µs before it was due"
 
 
-_AUDITED = {"create_job": "job.create", "create_runs": "run.create", "cancel_job": "job.cancel"}
+_AUDITED = {
+    **{"create_job": "job.create", "create_runs": "run.create", "cancel_job": "job.cancel"},
+    **{"create_workflow": "job.create", "run_workflow": "run.create"},
+}
 
 
 def i12_writes_are_audited(e: Evidence) -> Found:

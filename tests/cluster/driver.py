@@ -77,6 +77,17 @@ class Driver:
         body = {"runs": [{"args": a} for a in args]}
         return await self._write("create_runs", f"/v1/jobs/{job_id}/runs/batch", body, job_id=job_id, count=len(args))
 
+    async def create_workflow(self, name: str, jobs: dict[str, dict[str, Any]]) -> str:
+        """Create a workflow whose jobs are tagged with the round; its id. It is not tagged itself: what runs of it
+        writes no ledger."""
+        tagged = {node: spec | {"tags": {"round": self.round}} for node, spec in jobs.items()}
+        body = {"name": f"{name}-{self.round}", "jobs": tagged}
+        return (await self._write("create_workflow", "/v1/workflows", body))[0]
+
+    async def run_workflow(self, workflow_id: str) -> None:
+        """Ask for one run of a workflow."""
+        await self._write("run_workflow", f"/v1/workflows/{workflow_id}/runs", {}, job_id=workflow_id)
+
     async def cancel_job(self, job_id: str) -> None:
         """End a job; what is running may finish."""
         await self._write("cancel_job", f"/v1/jobs/{job_id}/cancel", {"running": "leave"}, job_id=job_id)
@@ -144,6 +155,7 @@ class Load:
     batches_per_second: float = 5.0
     once_per_second: float = 2.0
     cancels_per_second: float = 0.0  # of runs, whatever they are doing
+    workflows_per_second: float = 0.0  # runs of one
     every: Sequence[str] = ("PT1S", "PT2S", "PT5S")
     crons: Sequence[str] = ()
     max_concurrency: int | None = 3  # of the first manual job
@@ -200,6 +212,11 @@ async def run_load(driver: Driver, load: Load) -> Made:
         if made.recent:
             await driver.cancel_run(rng.choice(made.recent))
 
+    workflow = await driver.create_workflow(f"flow-{load.seed}", graph(load)) if load.workflows_per_second else ""
+
+    async def one_workflow_run() -> None:
+        await driver.run_workflow(workflow)
+
     async def one_job() -> None:
         made.once.append(await driver.create_job(job_spec(load, None)))
 
@@ -207,6 +224,7 @@ async def run_load(driver: Driver, load: Load) -> Made:
         _steadily(more_runs, load.batches_per_second, load.seconds),
         _steadily(one_job, load.once_per_second, load.seconds),
         _steadily(one_cancel, load.cancels_per_second, load.seconds),
+        _steadily(one_workflow_run, load.workflows_per_second, load.seconds),
     )
     return made
 
@@ -233,6 +251,19 @@ def job_spec(load: Load, schedule: dict[str, Any] | None) -> dict[str, Any]:
         target = {"kind": "process", "command": [sys.executable, "-ES", str(JOB_PROGRAM), "--ledger", path]}
     spec = {"target": target, "pool": load.pool, "retry": {"delay": "PT0.2S", "max_delay": "PT1S"}, "timeout": "PT60S"}
     return spec | ({"schedule": schedule} if schedule else {})
+
+
+def graph(load: Load) -> dict[str, dict[str, Any]]:
+    """Jobs that wait for each other: apart, together again, and one after a failure that never comes."""
+    parents: dict[str, list[Any]] = {
+        "first": [],
+        "left": ["first"],
+        "right": ["first"],
+        "alone": [],
+        "joined": ["left", "right", {"job": "alone", "on": "completion"}],
+        "undo": [{"job": "right", "on": "failure"}],
+    }
+    return {node: job_spec(load, None) | {"depends_on": wanted} for node, wanted in parents.items()}
 
 
 def run_args(load: Load, rng: random.Random) -> dict[str, Any]:

@@ -129,6 +129,8 @@ async def collect(target: Target, client_ledgers: Iterable[str | Path], job_ledg
             key_limits=dict(target.key_limits),
             slack=timedelta(seconds=target.slack),
         )
+        flows = [r["n"] for r in client if r["phase"] == "intent" and r["op"] == "create_workflow"]
+        evidence.jobs |= await api.nodes_of([i for n in flows if n in replies for i in replies[n]["ids"]])
         # After the first snapshot, so that whatever it calls succeeded has been noted; before the second, so that
         # whatever is noted is known to it.
         evidence.lines = ledger.read(*job_ledgers)
@@ -207,6 +209,17 @@ class _Api:
 
     async def each(self, path: str, ids: list[str]) -> list[Any]:
         return await asyncio.gather(*(self.get(path.format(i)) for i in ids))
+
+    async def nodes_of(self, workflow_ids: list[str]) -> dict[str, Document | None]:
+        """The jobs that workflows are made of, each with the names of those that it depends on."""
+        found: dict[str, Document | None] = {}
+        for flow in await self.each("/v1/workflows/{}", workflow_ids):
+            jobs = await self.each("/v1/jobs/by-name/{}", [f"{flow['name']}.{node}" for node in flow["jobs"]])
+            for job, spec in zip(jobs, flow["jobs"].values(), strict=True):
+                wanted = [{"job": each} if isinstance(each, str) else each for each in spec.get("depends_on", ())]
+                named = [each | {"job": f"{flow['name']}.{each['job']}"} for each in wanted]
+                found[job["id"]] = job | {"depends_on": named}
+        return found
 
     async def runs_of(self, job_ids: list[str], tag: str | None) -> list[Document]:
         """Runs have the tags of their jobs; without a tag each job is asked for."""

@@ -50,6 +50,7 @@ def heavy(seconds: float, rate: float, job_ledger: Path, rng: random.Random) -> 
         batches_per_second=(rate - 20) / 50,
         once_per_second=2,
         cancels_per_second=1,
+        workflows_per_second=2,
         crons=("* * * * *",),
         max_concurrency=None,
         longest=0.05,
@@ -69,6 +70,7 @@ def heavy(seconds: float, rate: float, job_ledger: Path, rng: random.Random) -> 
 def light(seconds: float, rate: float, job_ledger: Path, rng: random.Random) -> list[Load]:
     """The same in small."""
     functions = Load(job_ledger, seconds, batches_per_second=rate / 10, python=True, cancels_per_second=2)
+    functions.workflows_per_second = 1
     programs = Load(job_ledger, seconds, manual_jobs=2, batch=4, batches_per_second=1, once_per_second=0.5)
     programs.every, programs.writing = ("PT2S",), 0.5
     return _seeded(rng, functions, programs)

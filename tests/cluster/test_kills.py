@@ -167,7 +167,9 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
     server = await site.server("server")
     workers = [await site.worker(f"w{n}", server) for n in (1, 2)]
     pids = [w.pid for w in workers]
-    load = Load(site.job_ledger, seconds=5, batches_per_second=15, once_per_second=8, python=True)
+    load = Load(
+        site.job_ledger, seconds=5, batches_per_second=15, once_per_second=8, workflows_per_second=4, python=True
+    )
     load.max_concurrency, load.longest = None, 0.05
     async with driver_of(site) as driver:
         loading = asyncio.create_task(run_load(driver, load))
