@@ -18,7 +18,7 @@ import zstandard
 
 from tests import s3
 from tests.conftest import Api
-from tests.flow.kit import Scene, WorkerHand, told
+from tests.flow.kit import PROCESS, Scene, WorkerHand, told
 from tests.flow.old import DAY, Old
 from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
@@ -450,6 +450,29 @@ async def test_what_runs_is_told_to_stop_and_its_proof_is_waited_for(scene: Scen
     assert (await scene.api.get("/v1/tenants/acme"))["erasure"]["state"] == "stopping"
     answer = await hand.report(finished=[told(run, "cancelled")])
     assert answer["accepted"] == [[run["run_id"], run["fence"]]]
+    for _ in range(2):
+        await go_on(scene)
+    await scene.api.get("/v1/tenants/acme", expect=404)
+
+
+async def test_a_workflow_that_runs_goes_with_all_its_nodes(scene: Scene, acme: Api, hand: WorkerHand) -> None:
+    """Its head is held by no worker, and nobody waits for its proof."""
+    jobs = {"first": {"target": PROCESS}, "then": {"target": PROCESS, "depends_on": ["first"]}}
+    flow = await acme.post("/v1/workflows", {"name": "flow", "jobs": jobs})
+    await acme.post(f"/v1/workflows/{flow['id']}/runs")
+    while not await scene.node.conductor.run_once():
+        pass
+    [run] = await scene.take(10, hand.id)
+    assert sorted(row["state"] for row in await scene.rows("select state from runs")) == [
+        "running",
+        "running",
+        "waiting",
+    ]
+    await ask(scene)
+    await go_on(scene)
+    assert [row["state"] for row in await scene.rows("select state from runs")] == ["stopping"]
+    await hand.report(finished=[told(_key(run), "cancelled")])
+    await scene.node.conductor.run_once()
     for _ in range(2):
         await go_on(scene)
     await scene.api.get("/v1/tenants/acme", expect=404)

@@ -27,6 +27,7 @@ from tocsin.flow.shared.transitions import Stop
 from tocsin.model import packed
 from tocsin.model.access import Identity
 from tocsin.model.audit import anchors_folder
+from tocsin.model.workflow import CONDUCTOR
 from tocsin.store.db import Connection, Database, Row, Sql, is_transient
 from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger
@@ -42,7 +43,6 @@ _WAVE = 10_000  # rows in one transaction, which takes a fraction of a second
 _AT_ONCE = 50  # objects
 # Where a test may end it, in this order.
 POINTS = ("stopped", "blanked", "removed", "emptied", "erased")
-_HEADS = "00000000-0000-7000-8000-000000000001"  # who holds the heads of workflows; no worker
 
 # Every table with a tenant in it but that of the erasures themselves: first those that runs are made from, and what
 # refers to something before that.
@@ -154,7 +154,7 @@ class _Erasure:
         for table in _MAKE_RUNS:
             await self._wave(table)
         asked_for = (await self._db.read_clock() - self._row["asked_at"]).total_seconds()
-        await self._all(SQL["let_go"], _HEADS, asked_for >= seconds)
+        await self._all(SQL["let_go"], CONDUCTOR, asked_for >= seconds)
         stops: list[Stop] = []
         while wave := await self._owner.fetch(SQL["stop"], self._tenant_id, _WAVE):
             stops += [Stop(*row) for row in wave]
