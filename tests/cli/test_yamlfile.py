@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.cli.yamlfile import BadYaml, load
+from tocsin.cli.yamlfile import BadYaml, dump, load
 
 NIGHTLY = """\
 name: nightly
@@ -141,3 +141,37 @@ _JSON = st.recursive(
 def test_json_is_yaml(value: dict[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False)
     assert '"<<"' in text or load(text)[0].value == value
+
+
+@given(_JSON)
+def test_what_is_written_is_read_back(value: Any) -> None:
+    assert "<<" in json.dumps(value) or load(dump(value))[0].value == value
+
+
+_TRICKY = [
+    "1e3",
+    "0x10",
+    "yes",
+    "on",
+    "12:30",
+    "2026-12-01",
+    "",
+    "~",
+    "a\n",
+    "\n a",
+    "a\n\n",
+    " a ",
+    "- a",
+    "a: b",
+    "# a",
+]
+
+
+@given(st.sampled_from(_TRICKY) | st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_text_stays_one(text: str) -> None:
+    assert load(dump({"a": text, "b": [text]}))[0].value == {"a": text, "b": [text]}
+
+
+def test_what_is_written_is_for_people() -> None:
+    value = {"on": "0 2 * * *", "list": ["a", "12:30"], "text": "one\ntwo\n", "number": "12"}
+    assert dump(value) == "'on': 0 2 * * *\nlist: [a, '12:30']\ntext: |\n  one\n  two\nnumber: \"12\"\n"

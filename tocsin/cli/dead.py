@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tocsin.cli.output import Column, Document, now, print_done, print_json, print_list, progress
-from tocsin.cli.run import why
 from tocsin.cli.shared import DEFAULT_LIMIT, REFUSED, Ids, Json, Limit, connect, find_job_id, noun, page_size
-from tocsin.cli.text import pairs, plain, relative
+from tocsin.cli.text import pairs, plain, relative, why
 
 if TYPE_CHECKING:
     from tocsin.client.sync import Client

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tocsin.cli import job as jobs
-from tocsin.cli import run as runs
 from tocsin.cli.live import Changes
 from tocsin.cli.output import Column, Document, rich_table
-from tocsin.cli.text import milliseconds
+from tocsin.cli.text import milliseconds, why
 from tocsin.cli.up import read_credentials
 from tocsin.client.sync import Client
 from tocsin.errors import SetupError
@@ -54,7 +53,7 @@ RUNS = [
     Column("TRY", lambda run: run.get("attempt") or None),
     Column("LAG", lambda run: milliseconds(run.get("start_lag_ms"))),
     Column("TOOK", lambda run: milliseconds(run.get("duration_ms"))),
-    Column("WHY", runs.why),
+    Column("WHY", why),
 ]
 
 

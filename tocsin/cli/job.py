@@ -66,7 +66,8 @@ def target_words(job: Document) -> str:
     return str(target.get("function") or target.get("url") or target.get("image") or target.get("kind") or "")
 
 
-def _last_run(job: Document) -> str:
+def last_run(job: Document) -> str:
+    """How and when the last run ended."""
     last = job.get("last_run") or {}
     return f"{last.get('state', '')} {relative(last.get('finished_at'), now())}".strip()
 
@@ -77,7 +78,7 @@ COLUMNS = [
     Column("STATE", lambda job: job["state"], whole=True),
     Column("SCHEDULE", schedule_words),
     Column("NEXT RUN", lambda job: relative(job.get("next_run_at"), now())),
-    Column("LAST RUN", _last_run, state=True),
+    Column("LAST RUN", last_run, state=True),
 ]
 
 VERSIONS = [
@@ -96,7 +97,7 @@ def _fields(job: Document) -> Fields:
     yield "schedule", schedule_words(job)
     yield "timezone", (job.get("schedule") or {}).get("timezone", "")
     yield "next run", when(job.get("next_run_at"), now())
-    yield "last run", _last_run(job)
+    yield "last run", last_run(job)
     yield "runs", target_words(job)
     yield "pool", job.get("pool", "")
     yield "priority", str(job.get("priority", ""))
@@ -154,7 +155,7 @@ def put(
     with connect() as client:
         before = find_open(client, name)
         after = client.put_job(name, spec, if_match=if_match)
-    print_done(after, _became(before, after), as_json, ids)
+    print_done(after, became(before, after), as_json, ids)
 
 
 @app.command()
@@ -176,10 +177,11 @@ def update(
     with connect() as client:
         before = find_job(client, job)
         after = client.update_job(before["id"], patch, if_match=if_match)
-    print_done(after, _became(before, after), as_json, ids)
+    print_done(after, became(before, after), as_json, ids)
 
 
-def _became(before: Document | None, after: Document) -> str:
+def became(before: Document | None, after: Document) -> str:
+    """What a job was made, in one sentence."""
     following = when(after.get("next_run_at"), now())
     told = f", next run {following}" if following else ""
     if before is None or before["id"] != after["id"]:

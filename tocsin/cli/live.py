@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import typer
 
-from tocsin.cli.output import Column, Document, print_json, rich_table
+from tocsin.cli.output import Column, Document, Line, print_json, rich_line, rich_table
 from tocsin.cli.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 WATCH_SECONDS = 1.0
 _ROWS_BESIDE = 3  # the head, the line below, and the one the cursor is left on
@@ -116,6 +117,41 @@ def follow(fetch: Callable[[], Document], step: Callable[[Document], Step], titl
             time.sleep(WATCH_SECONDS)
 
 
+def follow_drawn(
+    fetch: Callable[[], Document],
+    draw: Callable[[Document, int, int], Sequence[Line]],
+    news: Callable[[Document], Iterable[str]],
+    ended: Callable[[Document], bool],
+    pause: Callable[[Document], float],
+) -> Document:
+    """Read a document until it has ended. At a terminal it is drawn in place, for so many columns and rows; elsewhere
+    each piece of news is a line."""
+    source: _Patient[Document] = _Patient()
+    if not sys.stdout.isatty():
+        while True:
+            document = source.read(fetch)
+            for line in news(document):
+                typer.echo(plain(f"{time.strftime('%H:%M:%S')}  {line}"))
+            sys.stdout.flush()
+            if ended(document):
+                return document
+            time.sleep(pause(document))
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    # Nobody prints meanwhile, and `draw` may ask what standard output can show.
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False) as screen:
+        while True:
+            document = source.read(fetch)
+            over = ended(document)
+            lines = [rich_line(line) for line in draw(document, console.width, max(1, console.height - _ROWS_BESIDE))]
+            screen.update(Group(*lines, *([] if over else [_below(source.trouble)])), refresh=True)
+            if over:
+                return document
+            time.sleep(pause(document))
+
+
 class _Patient(Generic[T]):
     """Reads the same again and again; a server that is away for a while is waited for, unless it never was there."""
 
@@ -139,9 +175,10 @@ class _Patient(Generic[T]):
 def picture(items: Sequence[Document], columns: Sequence[Column], trouble: str = "") -> RenderableType:
     """The list as it is now, with the time, how to leave, and what keeps it from being newer."""
     from rich.console import Group
-    from rich.text import Text
 
     rows = [[column.text(item) for column in columns] for item in items]
-    below = Text.assemble((f"{time.strftime('%H:%M:%S')}  Ctrl-C ends", "dim"), (f"  {trouble}".rstrip(), "red"))
-    below.no_wrap = True
-    return Group(rich_table(columns, rows), below)
+    return Group(rich_table(columns, rows), _below(trouble))
+
+
+def _below(trouble: str) -> Text:
+    return rich_line([(f"{time.strftime('%H:%M:%S')}  Ctrl-C ends", "dim"), (f"  {trouble}".rstrip(), "red")])

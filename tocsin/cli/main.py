@@ -27,6 +27,7 @@ from tocsin.cli import (
     serve,
     tenant,
     tools,
+    workflow,
 )
 from tocsin.cli.shared import EXIT_CODES, Root, act_for
 
@@ -47,6 +48,7 @@ for command in (
 for room in (
     job,
     run,
+    workflow,
     backfill,
     logs,
     report,

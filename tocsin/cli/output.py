@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
@@ -17,8 +17,11 @@ from tocsin.cli.text import json_safe, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 Document = dict[str, Any]
+Span: TypeAlias = tuple[str, str]  # text, and the style it has at a terminal
+Line: TypeAlias = Sequence[Span]
 Fields = Iterable[tuple[str, str]]
 
 _GAP, _LEGIBLE, _SHORTEST = 2, 12, 4  # characters between columns, and in a column that is cut
@@ -96,16 +99,30 @@ def print_done(document: Document, sentence: str, as_json: bool, ids: bool = Fal
 
 def print_coloured(lines: Iterable[tuple[str, str]]) -> None:
     """Lines, each with the colour it has at a terminal."""
+    print_lines([line] for line in lines)
+
+
+def print_lines(lines: Iterable[Line]) -> None:
+    """Lines of several colours at a terminal, as they are; plain in a pipe."""
     if not sys.stdout.isatty():
-        for text, _ in lines:
-            typer.echo(plain(text))
+        for line in lines:
+            typer.echo("".join(plain(text) for text, _ in line))
         return
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(highlight=False)
-    for text, style in lines:
-        console.print(Text(plain(text), style=style), soft_wrap=True)
+    for line in lines:
+        console.print(rich_line(line), soft_wrap=True)
+
+
+def rich_line(line: Line) -> Text:
+    """A line for a terminal, cut off where it is narrower."""
+    from rich.text import Text
+
+    text = Text(no_wrap=True)
+    for part, style in line:
+        text.append(plain(part), style)
+    return text
 
 
 def print_ids(items: Iterable[Document]) -> None:

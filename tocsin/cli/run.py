@@ -34,22 +34,12 @@ from tocsin.cli.shared import (
     page_size,
     tag_filter,
 )
-from tocsin.cli.text import length, local, milliseconds, pairs, plain, relative, when
+from tocsin.cli.text import length, local, milliseconds, pairs, plain, relative, when, why
 
 if TYPE_CHECKING:
     from tocsin.client.sync import Client
 
 app = noun("See what ran, runs and will run; stop it or run it again.")
-
-
-def why(run: Document) -> str:
-    """What explains a run's or an attempt's state."""
-    error = run.get("error") or {}
-    message = (error.get("message") or "").strip().partition("\n")[0]  # the rest is a traceback: `run show --json`
-    told = ": ".join(part for part in (error.get("class"), message) if part)
-    blocked = f"blocked by {run['blocked_by']}" if run.get("blocked_by") else ""
-    times = f"×{run['count']}" if (run.get("count") or 1) > 1 else ""
-    return " ".join(part for part in (run.get("reason"), times, blocked, told) if part)
 
 
 COLUMNS = [

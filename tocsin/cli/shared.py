@@ -61,9 +61,14 @@ def noun(help: str) -> typer.Typer:
     return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
 
 
+def is_id(ref: str) -> bool:
+    """Whether this is an id, and so no name."""
+    return _UUID.fullmatch(ref) is not None
+
+
 def find_job(client: Client, ref: str) -> dict[str, Any]:
     """The job with this id, or the one that bears this name: an open one first, else the latest that ended."""
-    if _UUID.fullmatch(ref):
+    if is_id(ref):
         return client.get_job(ref)
     found = find_open(client, ref)
     if found is not None:
@@ -90,7 +95,7 @@ def find_open(client: Client, name: str) -> dict[str, Any] | None:
 
 def find_job_id(client: Client, ref: str) -> str:
     """Its id, asked for only if a name is given."""
-    return ref if _UUID.fullmatch(ref) else str(find_job(client, ref)["id"])
+    return ref if is_id(ref) else str(find_job(client, ref)["id"])
 
 
 # ── reading options ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -101,3 +101,13 @@ def size(count: int) -> str:
 def pairs(mapping: Mapping[str, Any] | None) -> str:
     """A small mapping on one line."""
     return plain(", ".join(f"{name}={value}" for name, value in (mapping or {}).items() if value is not None))
+
+
+def why(run: Mapping[str, Any]) -> str:
+    """What explains a run's or an attempt's state."""
+    error = run.get("error") or {}
+    message = (error.get("message") or "").strip().partition("\n")[0]  # the rest is a traceback: `run show --json`
+    told = ": ".join(part for part in (error.get("class"), message) if part)
+    blocked = f"blocked by {run['blocked_by']}" if run.get("blocked_by") else ""
+    times = f"×{run['count']}" if (run.get("count") or 1) > 1 else ""
+    return " ".join(part for part in (run.get("reason"), times, blocked, told) if part)

@@ -31,6 +31,7 @@ class BadYaml(TocsinError):
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"line {line}: {message}")
+        self.line, self.message = line, message
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,20 @@ class _Open:
     parts: int = 1
     key: str | None = None
     merged: dict[str, Any] = field(default_factory=dict)
+
+
+def dump(document: Any) -> str:
+    """A document as `load` reads it back."""
+    import yaml
+
+    def of_text(dumper: Any, text: str) -> Any:
+        # What would be read as something else without quotes; the library's own idea of that is YAML 1.1.
+        odd = text in _WORDS or _FLOAT.fullmatch(text) or not text.replace("\n", "").isprintable()
+        return dumper.represent_scalar(_TEXT, text, '"' if odd else "|" if "\n" in text else None)
+
+    kind: Any = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
+    kind.add_representer(str, of_text)
+    return str(yaml.dump(document, Dumper=kind, default_flow_style=None, sort_keys=False, allow_unicode=True))
 
 
 def load(text: str) -> list[Loaded]:

@@ -123,7 +123,9 @@ class AsyncClient(Calls):
 
     async def wait_workflow(self, run: str | Mapping[str, Any], timeout: float | None = None) -> Document:
         """A workflow's run when it has ended, however, with its graph; `TimeoutError` after `timeout` seconds."""
-        return await self.get_workflow_run(str((await self.wait(run, timeout))["id"]))
+        found = await self.get_workflow_run(id_of(run))
+        await self.wait(found["head_run_id"], timeout)  # one that is retried goes on with another head
+        return await self.get_workflow_run(found["id"])
 
     async def _deliver(self, request: Request) -> Answer | Unreachable:
         await asyncio.sleep(request.pause)

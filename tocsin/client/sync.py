@@ -119,7 +119,9 @@ class Client(Calls):
 
     def wait_workflow(self, run: str | Mapping[str, Any], timeout: float | None = None) -> Document:
         """A workflow's run when it has ended, however, with its graph; `TimeoutError` after `timeout` seconds."""
-        return self.get_workflow_run(str(self.wait(run, timeout)["id"]))
+        found = self.get_workflow_run(id_of(run))
+        self.wait(found["head_run_id"], timeout)  # one that is retried goes on with another head
+        return self.get_workflow_run(found["id"])
 
     def _deliver(self, request: Request) -> Answer | Unreachable:
         time.sleep(request.pause)
