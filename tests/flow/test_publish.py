@@ -13,6 +13,7 @@ from tests.conftest import Api
 from tests.flow.kit import Scene
 from tests.flow.old import DAY, Old
 from tests.tables import read, table
+from tocsin.errors import Unavailable
 from tocsin.failpoints import Failpoints, InjectedFault
 from tocsin.flow import archive, publish, retention
 from tocsin.flow.shared.cold import COLUMNS
@@ -222,3 +223,20 @@ async def test_nothing_is_published_of_a_tenant_that_is_erased(old: Old, job: di
     )
     assert await bring_up(old) == [await tenant(old)]
     assert not (folder(tmp_path, other) / "metadata").exists()
+
+
+async def test_a_table_that_cannot_be_published_keeps_no_other_back(
+    old: Old, job: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, own, seen = await _another(old, DAY - timedelta(days=2)), await tenant(old), dict[int, str]()
+    put = old.scene.node.objects.put
+
+    async def refuse(key: str, data: bytes, **kwargs: Any) -> None:
+        if key.startswith(f"history/{own}/"):
+            raise Unavailable("object storage refused a write: 403")
+        await put(key, data, **kwargs)
+
+    monkeypatch.setattr(old.scene.node.objects, "put", refuse)
+    assert await bring_up(old, seen) == [other]
+    monkeypatch.undo()
+    assert await bring_up(old, seen) == [own]

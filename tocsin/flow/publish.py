@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from tocsin.errors import Unavailable
 from tocsin.flow.shared import cold
 from tocsin.flow.shared.turns import turn
 from tocsin.store import iceberg
@@ -32,10 +33,15 @@ async def publish(db: Database, objects: ObjectStore, seen: dict[int, str]) -> l
         for tenant_id, now in await owner.fetch(SQL["tenants"]) if owner else ():
             found = await cold.files(owner, [tenant_id], cold.FIRST_DAY, cold.LAST_DAY)
             made = _Table(db, objects, tenant_id, found)
-            if seen.get(tenant_id) != made.state:
+            if seen.get(tenant_id) == made.state:
+                continue
+            try:
                 if await made.publish(now):
                     changed.append(tenant_id)
                 seen[tenant_id] = made.state
+            except Unavailable as problem:
+                # It keeps neither others' tables back, nor retention, which somebody may owe.
+                log.warning("a table cannot be published", tenant_id=tenant_id, error=problem.detail)
     return changed
 
 
