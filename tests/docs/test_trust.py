@@ -1,4 +1,4 @@
-"""docs/trust.md and SECURITY.md: each promise names tests, and they exist."""
+"""docs/trust.md, SECURITY.md and docs/threats.md: each promise, and each attack, names tests, and they exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PAGE = (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
 PROMISES = dict(re.findall(r"^\*\*(P\d+) (.*?)(?=^\*\*|^## )", PAGE, re.MULTILINE | re.DOTALL))
 SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^\*\*(.*?)\n(?=\n)", SECURITY, re.MULTILINE | re.DOTALL)
-TESTS = re.findall(r"^- `(tests/[\w/]+\.py)::(\w+)`$", PAGE + SECURITY, re.MULTILINE)
+THREATS = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+ATTACKS = dict(re.findall(r"^\*\*(.+?)\*\*\n(.*?)(?=^\*\*|^## |\Z)", THREATS, re.MULTILINE | re.DOTALL))
+TESTS = re.findall(r"^- `(tests/[\w/]+\.py)::(\w+)`$", PAGE + SECURITY + THREATS, re.MULTILINE)
 
 
 def test_all_twelve_promises_are_printed() -> None:
@@ -29,6 +31,11 @@ def test_a_promise_names_its_tests(promise: str) -> None:
 def test_each_line_of_the_threat_model_names_its_tests() -> None:
     assert len(LINES) == 13
     assert [line for line in LINES if "- `tests/" not in line] == [line for line in LINES if "Not promised" in line]
+
+
+def test_every_attack_is_tried() -> None:
+    assert len(ATTACKS) >= 60
+    assert [attack for attack, tests in ATTACKS.items() if "- `tests/" not in tests] == []
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(TESTS)))

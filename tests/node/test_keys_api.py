@@ -123,6 +123,16 @@ async def test_a_key_ends_when_it_was_to(scene: Scene) -> None:
     await api.get("/v1/jobs", expect=401)
 
 
+async def test_a_refusal_does_not_say_why(scene: Scene) -> None:
+    """Who tries keys does not learn that one was good once, nor that it could be none."""
+    made = [await scene.api.post("/v1/keys", {"role": "viewer"}) for _ in range(2)]
+    await scene.api.delete(f"/v1/keys/{made[0]['id']}")
+    await scene.sql.execute("update api_keys set expires_at = now() where id = $1", made[1]["id"])
+    tried = [made[0]["key"], made[1]["key"], keys.new_key(), made[0]["key"][:-1] + "!", "tcn_", "x" * 10_000]
+    replies = [await Api(scene.node, key).http.get("/v1/jobs") for key in tried]
+    assert {(reply.status_code, reply.text) for reply in replies} == {(401, replies[0].text)}
+
+
 async def test_a_key_may_end_after_a_time(scene: Scene) -> None:
     made = await scene.api.post("/v1/keys", {"role": "viewer", "expires_in": "90d"})
     left = await scene.value("select expires_at - created_at from api_keys where id = $1", made["id"])

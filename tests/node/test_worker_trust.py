@@ -15,6 +15,7 @@ from tests.node.test_dispatcher import fresh, tenant, worker_of
 from tocsin.flow.shared.transitions import Hint
 from tocsin.model.resources import Amounts
 from tocsin.node.dispatcher import Dispatcher, Poll
+from tocsin.node.server import edge, http
 
 
 async def key_serving(scene: Scene, **scopes: Any) -> str:
@@ -40,6 +41,22 @@ async def test_a_worker_registers_in_the_pools_of_its_key_alone(scene: Scene) ->
     assert await scene.value("select count(*) from pools where name = 'gpu2'") == 0, "nothing was left behind"
     for pool in ("gpu", "batch"):
         await api.post("/v1/worker/register", body | {"pool": pool})
+
+
+async def test_a_key_does_not_fill_the_list_of_workers(
+    scene: Scene, worker_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "_REGISTRATIONS", 0.001)
+    monkeypatch.setattr(edge, "_FLEET", 4000.0)  # so that four are a fleet
+    scene.node.edge = edge.Edge(scene.node.settings)
+    monkeypatch.setattr(http, "_HELD_SECONDS", 0.0)
+    rogue, api = Api(scene.node, await key_serving(scene, pools=["default"])), Api(scene.node, worker_key)
+    body = {"name": "w", "targets": ["process"]}
+    before = await scene.value("select count(*) from workers")
+    told_off = [(await rogue.http.post("/v1/worker/register", json=body)).status_code for _ in range(7)]
+    assert told_off == [200] * 4 + [429] * 3
+    assert await scene.value("select count(*) from workers") == before + 4
+    await api.post("/v1/worker/register", body)
 
 
 async def test_a_worker_gets_runs_of_its_tenants_alone(live: Scene) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _BURST, _GUESSES = 2.0, 10.0  # seconds' worth at once: of requests, of failures
+# Of one key, a second: a fleet of two thousand may start at once, and nobody fills the list of workers.
+_REGISTRATIONS, _FLEET = 20.0, 100.0
 _MOST_HOSTS_KNOWN = 1000
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+))(?::\d{1,5})?", re.ASCII)
 _KEY_NAMES = frozenset(("key", "api_key", "apikey", "token", "access_token", "id_token", "authorization", "password"))
@@ -69,6 +71,7 @@ class Edge:
         self._of_address = Rate("address", settings.rate_per_address, _BURST)
         self._of_key = Rate("key", settings.rate_per_key, _BURST)
         self._failures = Rate("failures", settings.auth_failures_per_address, _GUESSES)
+        self._registrations = Rate("registrations", _REGISTRATIONS, _FLEET)
 
     def admit(self, request: Request) -> None:
         """Raises why a request goes no further."""
@@ -119,6 +122,10 @@ class Edge:
         rate = self._of_key
         room = rate.take(key_id, time.monotonic())
         return {"ratelimit-policy": rate.policy, "ratelimit": rate.left(room)} if rate.policy else {}
+
+    def register(self, key_id: str) -> None:
+        """Count one more worker of a key, or refuse it."""
+        self._registrations.take(key_id, time.monotonic())
 
     def hold_back(self, request: Request) -> None:
         """Refuse to look at one more unknown key from where too many bad ones came."""

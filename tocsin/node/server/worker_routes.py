@@ -83,6 +83,7 @@ def _answer(call: Call, value: Any) -> Reply:
 
 @_route("/v1/worker/register")
 async def register(call: Call) -> Reply:
+    call.node.edge.register(call.who.key_id)
     return _answer(call, await call.node.gateway.register(call.who, _register(call)))
 
 
