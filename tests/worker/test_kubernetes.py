@@ -83,6 +83,15 @@ async def test_what_the_cluster_is_asked_for(cluster: Cluster, executor: Kuberne
     await cluster.until(lambda: not cluster.jobs and not cluster.pods and not cluster.secrets)
 
 
+async def test_what_no_variable_can_hold_is_said_and_not_tried(
+    cluster: Cluster, executor: KubernetesExecutor, book: Book
+) -> None:
+    attempt = attempt_of(executor, sh("exit 0"), args={"text": "ü" * 50_000}, run_id="large")
+    outcome, error_class, message = await book.end_of(attempt)
+    assert (outcome, error_class) == ("failed", "arguments") and "TOCSIN_ARGS has 100,011 bytes" in message
+    assert not cluster.jobs
+
+
 async def test_a_pod_without_an_account_has_no_token(
     cluster: Cluster, executor: KubernetesExecutor, book: Book
 ) -> None:

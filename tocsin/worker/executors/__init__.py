@@ -10,7 +10,7 @@ import asyncio
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from tocsin.worker.targets import NO_RESOURCES, Spec
 STOP_GRACE = 5.0  # between asking a run to stop and killing it
 KILL_PATIENCE = 5.0  # how long to wait for the end of what is killed because the worker goes or was lost
 
+MOST_IN_VARIABLE = 96 * 1024  # bytes; Linux takes 128 KiB, with the name
 _UNTOUCHABLE_FOR = 5.0  # how long to wait for processes that we may not even signal
 _LOOK_AGAIN, _LOOK_RARELY = 0.01, 0.25
 
@@ -102,6 +103,15 @@ def environment(attempt: Attempt, url: str) -> dict[str, str]:
         "TOCSIN_RUN_TOKEN": run.token,
         **parents,
     }
+
+
+def overlong(env: Mapping[str, str]) -> str:
+    """What is wrong with an environment that no program could be started with; nothing, if one could."""
+    sizes = {name: len(value.encode()) for name, value in env.items() if len(value) > MOST_IN_VARIABLE // 4}
+    for name, size in sizes.items():
+        if size > MOST_IN_VARIABLE:
+            return f"{name} has {size:,} bytes, and a program here can be given {MOST_IN_VARIABLE // 1024} KiB at most"
+    return ""
 
 
 class Why(NamedTuple):

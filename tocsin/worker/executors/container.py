@@ -21,7 +21,7 @@ from aiodocker.stream import Stream
 
 from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
-from tocsin.worker.executors import STOP_GRACE, Attempt, environment
+from tocsin.worker.executors import STOP_GRACE, Attempt, environment, overlong
 from tocsin.worker.executors.groups import Group, enforced, group_of
 from tocsin.worker.executors.remote import (
     LAST_OUTPUT,
@@ -120,6 +120,8 @@ class _Container(Remote):
         self._kills: int | None = 0
 
     async def execute(self) -> Exit:
+        if wrong := overlong(environment(self.attempt, self._engine.url)):
+            return Exit(error_class="arguments", message=wrong)
         try:
             self._container = container = await self._create()
             # Attached before it starts, so that its first line is not missed.

@@ -23,7 +23,7 @@ from lightkube.types import PatchType
 
 from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
-from tocsin.worker.executors import STOP_GRACE, Attempt, environment
+from tocsin.worker.executors import STOP_GRACE, Attempt, environment, overlong
 from tocsin.worker.executors.cluster import (
     FENCE,
     LOOK_ANEW,
@@ -130,6 +130,8 @@ class _Job(Remote):
     async def execute(self) -> Exit:
         if refused := self._refusal():
             return Exit(error_class="start", message=refused)
+        if wrong := overlong(environment(self.attempt, self._cluster.url)):
+            return Exit(error_class="arguments", message=wrong)
         pods = self._cluster.pods(self._namespace)
         pods.follow(self)
         try:

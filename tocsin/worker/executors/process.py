@@ -15,7 +15,17 @@ from typing import IO, Any, NamedTuple
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker import limits, proctree, sandbox
-from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why, environment, kill_tree
+from tocsin.worker.executors import (
+    KILL_PATIENCE,
+    LOST,
+    MOST_IN_VARIABLE,
+    STOP_GRACE,
+    Attempt,
+    Executor,
+    Why,
+    environment,
+    kill_tree,
+)
 from tocsin.worker.folders import Folders
 from tocsin.worker.limits import Hold, Limits
 from tocsin.worker.lines import LineSplitter, OutputLimit
@@ -27,7 +37,6 @@ log = get_logger("worker")
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SSL_CERT_FILE")
 _MAY_BE_LARGE = ("TOCSIN_ARGS", "TOCSIN_PARENTS")
-_MOST_IN_VARIABLE = 96 * 1024  # bytes; Linux takes 128 KiB, with the name
 _READ = 1 << 16
 _LAST_OUTPUT = 1.0  # how long to wait for the end of the output once the whole tree is gone
 
@@ -391,7 +400,7 @@ def _large_variables(env: dict[str, str]) -> Iterator[tuple[int, ...]]:
         passed = []
         for name in _MAY_BE_LARGE:
             text = env.get(name, "").encode()
-            if len(text) > _MOST_IN_VARIABLE:
+            if len(text) > MOST_IN_VARIABLE:
                 file = open_files.enter_context(os.fdopen(os.memfd_create(name.lower()), "w+b"))
                 file.write(text)
                 file.flush()
