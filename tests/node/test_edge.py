@@ -83,6 +83,7 @@ def test_names_that_are_not(host: str) -> None:
 
 
 def test_names_that_are_given() -> None:
+    assert refusal(Edge(Settings(host="")), request(host="")) == "unknown_host"
     edge = Edge(Settings(hosts="tocsin.internal, Ops.Example.com", public_url="https://tocsin.example.com:8443"))
     for host in ("tocsin.internal:1", "ops.example.com", "tocsin.example.com:8443", "localhost"):
         assert refusal(edge, request(host=host)) is None
@@ -202,6 +203,9 @@ async def test_a_key_has_its_rate_and_other_keys_theirs(still_api: Api) -> None:
     first = await one.http.get("/v1/jobs")
     assert (first.status_code, first.headers["ratelimit-policy"]) == (200, '"key";q=1;w=1000')
     assert first.headers["ratelimit"] == '"key";r=0;t=1000'
+    node.edge = Edge(replace(node.settings, rate_per_key=0.001))
+    nothing = await Api(node, still_api.key).http.get("/v1/jobs?no=thing")
+    assert (nothing.status_code, nothing.headers["ratelimit"]) == (400, '"key";r=0;t=1000'), "refusals are counted, too"
     second = await other.http.get("/v1/jobs")
     assert (second.status_code, second.json()["code"]) == (429, "rate_limited")
     assert 0 < int(second.headers["retry-after"]) <= 1000 and second.headers["ratelimit"].startswith('"key";r=0;t=')

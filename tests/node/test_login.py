@@ -20,6 +20,7 @@ from tests.node.test_oidc import JOB, RULES, issuer
 from tocsin.flow import seal as sealing
 from tocsin.node.assemble import Node
 from tocsin.node.server.app import build
+from tocsin.node.server.edge import Edge
 from tocsin.node.server.login import SESSION, Logins
 from tocsin.node.server.protocol import HttpServer
 from tocsin.settings import Settings
@@ -163,6 +164,14 @@ async def test_cookies_stand_in_lines_of_their_own(node: Node) -> None:
     await server.stop(grace=1.0)
 
 
+@pytest.mark.parametrize("endpoint", ["authorization_endpoint", "token_endpoint"])
+@pytest.mark.parametrize("lie", ["", "http://evil.example/", "javascript:alert(1)", "//evil.example"])
+async def test_an_issuer_that_leads_elsewhere(issuer: TestIssuer, browser: Browser, endpoint: str, lie: str) -> None:
+    issuer.lie = {endpoint: lie}
+    refused = await browser.ask("GET", "/login")
+    assert (refused.status_code, refused.json()["code"]) == (503, "issuer_unavailable")
+
+
 # ── other people's codes, states and tokens ──────────────────────────────────────────────────────────────────────
 
 
@@ -184,6 +193,11 @@ async def test_a_stolen_code_does_not_fit_another_login(issuer: TestIssuer, node
     state = dict(parse_qsl(urlsplit(await thief.begin()).query))["state"]
     refused = await thief.ask("GET", "/login/callback", params={"code": stolen, "state": state})
     assert refused.json()["code"] == "login_failed" and SESSION not in thief.cookies, "PKCE"
+    before = issuer.asked.count("/token")
+    node.edge = Edge(replace(node.settings, auth_failures_per_address=0.1))  # one
+    tried = [thief.ask("GET", "/login/callback", params={"code": f"c{n}", "state": state}) for n in range(3)]
+    assert [(await reply).status_code for reply in tried] == [503, 429, 429], "nor can codes be guessed"
+    assert issuer.asked.count("/token") == before + 1
 
 
 async def test_an_answer_is_taken_once(issuer: TestIssuer, browser: Browser) -> None:

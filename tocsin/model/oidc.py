@@ -115,7 +115,7 @@ class Issuer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def problems(self) -> Iterator[str]:
         """What is wrong with it."""
-        if not is_safe_url(self.issuer) or self.issuer.endswith("/.well-known/openid-configuration"):
+        if not is_safe_url(self.issuer) or "?" in self.issuer or self.issuer.endswith("/openid-configuration"):
             yield "its URL begins with https:// (http:// on this machine only), and has no query"
         if not self.audiences or not all(self.audiences):
             yield "needs an `audience`"
@@ -156,7 +156,7 @@ def is_safe_url(url: str) -> bool:
         host = parts.hostname or ""
     except ValueError:
         return False
-    if parts.query or parts.fragment or parts.username or not host or not url.isascii() or not url.isprintable():
+    if parts.fragment or parts.username is not None or not host or not url.isascii() or not url.isprintable():
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))
 

@@ -91,14 +91,14 @@ class Authenticator:
 
     async def _person(self, bearer: Bearer) -> Identity:
         mark, now = f"{bearer.name}\n{bearer.fitting}".encode(), time.monotonic()
+        if len(self._until) > _MOST_KNOWN:
+            self._until.clear()
+        self._until[bearer.id] = max(bearer.until, self._until.get(bearer.id, 0.0))
         found = self._known.get(mark)
         if found is not None and now - found[0] < _KEY_TTL:
             return found[1]
         who = await person(self._node.db, bearer)
         self._remember(mark, now, who)
-        if len(self._until) > _MOST_KNOWN:
-            self._until.clear()
-        self._until[who.key_id] = max(bearer.until, self._until.get(who.key_id, 0.0))
         return who
 
     def _remember(self, mark: bytes, now: float, who: Identity) -> None:

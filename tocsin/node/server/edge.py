@@ -64,7 +64,7 @@ class Edge:
 
     def __init__(self, settings: Settings) -> None:
         own = urlsplit(settings.public_url).hostname or "localhost"
-        self._hosts = {*_LOCAL_NAMES, settings.host.lower(), own, *listed(settings.hosts.lower())}
+        self._hosts = {*_LOCAL_NAMES, own, *listed(f"{settings.host},{settings.hosts}".lower())}
         self._hosts_seen: set[str] = set()
         self._proxies = tuple(ipaddress.ip_network(proxy, strict=False) for proxy in listed(settings.proxies))
         self._origins = set(listed(settings.cors_origins.lower()))

@@ -280,7 +280,11 @@ def endpoint(
         if permission == "worker.serve":
             return await serve_limited(request, who)
         told = node.edge.count(who.key_id)
-        reply = await serve_limited(request, who)
+        try:
+            reply = await serve_limited(request, who)
+        except ApiProblem as error:
+            error.headers = told | error.headers
+            raise
         reply.headers = told if reply.headers is None else reply.headers | told
         return reply
 

@@ -39,9 +39,8 @@ _PEOPLE = uuid.UUID("5b3b1f0c-52a9-5a0e-8f43-8d9f0a9c3f5e")
 
 
 class Endpoints(NamedTuple):
-    """Where an issuer does what."""
+    """Where people log in."""
 
-    jwks_uri: str
     authorization_endpoint: str
     token_endpoint: str
 
@@ -80,9 +79,9 @@ class Trusted:
             raise Refused("its signature is wrong")
 
     async def endpoints(self) -> Endpoints:
-        """Where people log in."""
+        """Where people log in; raises if the issuer does not say so, or not so that it could be believed."""
         await self._look()
-        if self._endpoints is None:
+        if self._endpoints is None or not all(map(oidc.is_safe_url, self._endpoints)):
             raise self._unavailable()
         return self._endpoints
 
@@ -138,8 +137,7 @@ class Trusted:
                 raise ValueError(f"what is published there is of {published.issuer[:100]!r}")
             listed = (await fetch(_safe(published.jwks_uri))).get("keys")
             self._keys = _usable(listed if isinstance(listed, list) else [])
-            login = published.authorization_endpoint, published.token_endpoint
-            self._endpoints = Endpoints(published.jwks_uri, *login)
+            self._endpoints = Endpoints(published.authorization_endpoint, published.token_endpoint)
             self._fetched_at = time.monotonic()
         except (TimeoutError, OSError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"

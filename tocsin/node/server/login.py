@@ -36,7 +36,9 @@ SESSION, _LOGIN = "__Host-tocsin", "__Host-tocsin-login"
 _LOGIN_SECONDS = 600
 _COOKIE = "Path=/; Secure; HttpOnly; SameSite=Lax"
 _SAFE = frozenset(("GET", "HEAD"))
-_NEXT = re.compile(r"/(?![/\\])[!-\[\]-~]*", re.ASCII)  # a path here; never `//host`, nor what a browser takes for it
+_NEXT = re.compile(
+    r"/(?![/\\])[!-\[\]-~]{0,1000}", re.ASCII
+)  # a path here; never `//host`, nor what a browser takes for it
 _WORD = re.compile(r"[a-z_]{1,64}", re.ASCII)
 
 
@@ -120,7 +122,12 @@ class Logins:
             why = query.get("error", "")
             told = why if _WORD.fullmatch(why) else "no reason"
             raise Forbidden(f"the issuer did not let you in: {told}", code="login_refused")
-        bearer = await self._exchange(trusted, begun, query["code"])
+        self._node.edge.hold_back(request)
+        try:
+            bearer = await self._exchange(trusted, begun, query["code"])
+        except ApiProblem:
+            self._node.edge.failed(request)
+            raise
         who = await person(self._node.db, bearer)
         caller = who._replace(address=self._node.edge.address(request), request_id=request_id(request))
         await keys.note_login(self._node.db, caller, begun.issuer)
