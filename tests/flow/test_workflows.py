@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.cluster import until
 from tests.flow.kit import PROCESS, Scene, end_of
-from tocsin.flow import workflows
+from tocsin.flow import parents, workflows
 from tocsin.flow.fill import Tables, fill
 from tocsin.flow.shared.transitions import Key
 from tocsin.model.workflow import CONDUCTOR
@@ -190,6 +190,13 @@ async def test_a_mapped_node_whose_element_fails_is_mapped_anew_by_a_retry(stage
     run = await stage.play(run_id, says)
     assert [node["state"] for node in run["nodes"]] == ["succeeded", "dead", "skipped"]
     await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    await stage.turn()
+    for number, (_, row) in enumerate(await stage.claim_all()):
+        await stage.end(row, result=number)
+    sum_ = (await stage.claim())["sum"]
+    told = await parents.handed_over(stage.scene.db, [Key(sum_["tenant_id"], sum_["id"])])
+    assert told[sum_["id"]]["each"].result == [0, 1], "and not those of the first try"
+    await stage.end(sum_)
     run = await stage.play(run_id)
     assert [node["state"] for node in run["nodes"]] == ["succeeded"] * 3
     assert run["nodes"][1]["elements"] == {"succeeded": 2}

@@ -24,7 +24,7 @@ select k.n::int as n, p.name, p.run_id::text as run_id, p.state, case when p.siz
                             select '[' || coalesce(string_agg(coalesce(m.result, 'null'), ',' order by m.run_id), '') || ']'
                               from history m
                              where m.workflow_run_id = h.workflow_run_id and m.job_id = h.job_id
-                               and m.final and m.outcome is not null)
+                               and m.origin_run_id = h.run_id and m.final)
                             else h.result end as result) e) p
 
 -- :name holds

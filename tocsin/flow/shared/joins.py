@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -67,6 +67,9 @@ class Settled(NamedTuple):
 
 
 NOBODY = Settled([])  # waited
+# A run by hand has its id before its instant: by the moment that its call waits for a commit, or by as much as it was put
+# off when it was asked for.
+_ASKED_BEFORE = timedelta(days=1)
 
 
 class _Told(NamedTuple):
@@ -311,7 +314,7 @@ class _ParentEnd(NamedTuple):
 
 
 async def _ends(connection: Connection, places: Sequence[_Place]) -> dict[_Place, list[_ParentEnd]]:
-    asked = [(p.tenant_id, p.child_id, p.instant, lowest_id(p.instant), p.key) for p in places]
+    asked = [(p.tenant_id, p.child_id, p.instant, lowest_id(p.instant - _ASKED_BEFORE), p.key) for p in places]
     found: dict[_Place, list[_ParentEnd]] = {place: [] for place in places}
     for row in await connection.fetch(SQL["ends"], *columns(asked, 5)):
         doomed = doom(WANTS[row["wants"]], row["state"] or "skipped", row["reason"])
