@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of, keys, told
 from tests.node.test_dispatcher import tenant
 from tocsin.flow import claim
+from tocsin.node.events import Wanted
 
 
 @pytest.fixture
@@ -119,3 +121,23 @@ async def test_a_node_erases_by_itself_and_tells_workers_to_stop(live: Scene, wo
         return erasure["state"] == "erasing" and not await live.rows("select from jobs where tenant_id <> 1")
 
     await until("its rows are gone", emptied, 30)
+
+
+async def test_a_stream_of_an_erased_tenant_ends_and_others_go_on(live: Scene) -> None:
+    """Also one that the platform opened, whose key is as good as before: it would hold the feed open for ever."""
+    await tenant(live, "acme")
+    key_id = await live.value("select id::text from api_keys where role = 'platform'")
+    callers = [(await live.who(slug))._replace(key_id=key_id) for slug in ("default", "acme")]
+    own, foreign = (live.node.events.stream(who, Wanted(), None) for who in callers)
+    for stream in (own, foreign):
+        async with asyncio.timeout(30):
+            while b"event: open" not in await anext(stream):
+                pass
+    await live.api.call("DELETE", "/v1/tenants/acme", json={"confirm": "acme"}, expect=202)
+    async with asyncio.timeout(30):
+        assert b"unauthorized" in [word async for word in foreign][-1]
+    await live.job(name="goes-on")
+    async with asyncio.timeout(30):
+        while b"goes-on" not in await anext(own):
+            pass
+    await own.aclose()

@@ -79,10 +79,11 @@ class Reading(NamedTuple):
         return place.mark == self.mark and place.position.xid > self.since
 
 
-async def open_feeds(db: Database, tenants: Sequence[int]) -> None:
-    """Open the feeds of these tenants, or keep them open."""
-    await db.fetch("engine", SQL["open"], sorted(tenants), OPEN_SECONDS)
-    await db.fetch("engine", SQL["begin"], list(tenants))
+async def open_feeds(db: Database, tenants: Sequence[int]) -> set[int]:
+    """Open the feeds of these tenants, or keep them open; answers of whom there is one."""
+    opened = {row["tenant_id"] for row in await db.fetch("engine", SQL["open"], sorted(tenants), OPEN_SECONDS)}
+    await db.fetch("engine", SQL["begin"], list(opened))
+    return opened
 
 
 async def read(db: Database, places: Mapping[int, Position]) -> dict[int, Reading]:

@@ -1,8 +1,15 @@
 -- :name open
--- Let what changes be written down for these tenants, from the moment this is committed.
+-- Let what changes be written down for these tenants, from the moment this is committed; but for those that are erased.
 insert into event_feeds (tenant_id, open_until)
-select t.id, now() + $2 * interval '1 second' from unnest($1::int[]) as t(id) order by t.id
+select t.id, now() + $2 * interval '1 second'
+  from unnest($1::int[]) as w(id)
+ cross join lateral (
+        select t.id from tenants t
+         where t.id = w.id and not exists (select from erasures e where e.tenant_id = t.id)
+         limit 1) t
+ order by t.id
     on conflict (tenant_id) do update set open_until = excluded.open_until
+returning tenant_id
 
 -- :name begin
 -- From when they are complete. In a transaction after `open`: whichever takes a higher number than this one takes it

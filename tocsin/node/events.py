@@ -77,6 +77,11 @@ class _Feed:
             for listener in self.listeners:
                 listener.woken.set()
 
+    def end(self, reason: str) -> None:
+        """Let all its streams end."""
+        for listener in self.listeners:
+            listener.end(reason)
+
     @property
     def begun(self) -> bool:
         return self._mark is not None
@@ -250,9 +255,11 @@ class Events(Loop):
         feeds = dict(self._feeds)  # others may join meanwhile
         due = [feed for feed in feeds.values() if now - feed.renewed_at > _RENEW_SECONDS]
         if due:
-            await events.open_feeds(self._db, [feed.tenant_id for feed in due])
+            opened = await events.open_feeds(self._db, [feed.tenant_id for feed in due])
             for feed in due:
                 feed.renewed_at = now
+                if feed.tenant_id not in opened:  # the tenant is erased, and whoever acts for it has nothing to hear
+                    feed.end("unauthorized")
         readings = await events.read(self._db, {tenant: feed.read_to for tenant, feed in feeds.items()})
         for tenant, reading in readings.items():
             feeds[tenant].take(reading)
