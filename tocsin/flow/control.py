@@ -137,6 +137,7 @@ async def cancel(
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
             await connection.execute(SQL["unhold"], who.tenant_id, job_id)
             await connection.execute(SQL["leave_parents"], who.tenant_id, job_id)
+            await connection.execute(SQL["end_backfills"], who.tenant_id, job_id)
             if job["has_nodes"]:
                 await nodes.cancel(connection, key)
             await lock_limits(connection, [key])

@@ -21,6 +21,12 @@ delete from holds where tenant_id = $1 and job_id = $2
 -- An ended job waits for nobody. Those that wait for it do so in vain, and their explanations say so.
 delete from dependencies where tenant_id = $1 and child_id = $2
 
+-- :name end_backfills
+-- What it owed of the past is owed no more.
+update backfills
+   set state = 'cancelled', finished_at = now()
+ where tenant_id = $1 and job_id = $2 and state in ('running', 'paused')
+
 -- :name waiting_paused
 -- waiting → ready: runs asked for by hand while the job was paused. The rest follow by the sweep.
 with chosen as materialized (
