@@ -54,6 +54,13 @@ async def keep(ctx: Any, **args: Any) -> str:
     return "as it was" if ctx.saved["told"] == confidential else "changed"
 
 
+@app.function("pass_on")
+async def pass_on(ctx: Any) -> Any:
+    """Tells what the run before it has told."""
+    ctx.log.info(str(ctx.results["first"]))
+    return dict(ctx.results)
+
+
 @app.function("fail")
 async def fail(ctx: Any, **args: Any) -> None:
     """Raises it all."""

@@ -94,9 +94,20 @@ class Hunt:
         job = await self.post("/v1/jobs", spec | {"retry": {"max_attempts": attempts, "backoff": "immediate"}})
         return str((await self.post(f"/v1/jobs/{job['id']}/runs", {"args": args}))["id"])
 
-    async def ended(self, run_id: str) -> dict[str, Any]:
+    async def passed_on(self) -> list[dict[str, Any]]:
+        """The runs of a workflow in which one is told the secret, and the next what that one makes of it."""
+        jobs = {
+            "first": {"target": {"kind": "python", "function": "tell"}, "secrets": {"TOKEN": "token"}},
+            "second": {"target": {"kind": "python", "function": "pass_on"}, "depends_on": ["first"]},
+        }
+        workflow = await self.post("/v1/workflows", {"name": "whispers", "jobs": jobs, "schedule": {"manual": True}})
+        begun = await self.post(f"/v1/workflows/{workflow['id']}/runs", {})
+        nodes = (await self.ended(begun["id"], "workflow-runs"))["nodes"]
+        return [await self.ended(node["run_id"]) for node in nodes]
+
+    async def ended(self, run_id: str, what: str = "runs") -> dict[str, Any]:
         async def look() -> Any:
-            run = (await self.api.get(f"/v1/runs/{run_id}")).json()
+            run = (await self.api.get(f"/v1/{what}/{run_id}")).json()
             return run if run["state"] in ENDED else None
 
         return await until(f"{run_id} ends", look, 60)  # type: ignore[no-any-return]
@@ -161,12 +172,16 @@ async def test_no_canary_is_found_anywhere(cluster: Cluster, database_url: str, 
                 *("exit", "succeeded", "RuntimeError", "succeeded", "status_5xx", "succeeded")
             ]
             assert runs[3]["result"] == "as it was"
+            first, second = await hunt.passed_on()
+            assert second["result"] == {"first": first["result"]} and "***" in str(second["result"])
+            run_ids += [first["id"], second["id"]]
             answers = {run_id: await hunt.told(run_id) for run_id in run_ids}
             telling = set(run_ids) - {run_ids[3]}
             assert all(b"***" in answers[run_id] for run_id in telling), "each of them tried to tell"
             answers["dead"] = (await api.get("/v1/dead-letters")).content
             answers["secrets"] = (await api.get("/v1/secrets")).content
             answers["jobs"] = (await api.get("/v1/jobs")).content
+            answers["workflows"] = (await api.get("/v1/workflow-runs")).content
             answers["metrics"] = (await api.get("/metrics")).content
             answers["rows"] = await hunt.rows()
         answers |= {process.name: process.log.read_bytes() for process in (server, worker)}
