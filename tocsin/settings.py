@@ -205,9 +205,14 @@ class Settings:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether keys cross a network readable."""
+        return not self.tls_cert and not self.is_local
+
     def refuse_open_doors(self) -> None:
         """Keys must not cross a network readable, unless somebody said so."""
-        if not self.insecure and not self.tls_cert and not self.is_local:
+        if self.is_open and not self.insecure:
             raise SetupError(
                 f"{self.host} is reachable from other machines, and without TLS keys would cross the network readable: "
                 "give --tls-cert and --tls-key, or put a proxy with TLS in front of 127.0.0.1, or say --insecure "

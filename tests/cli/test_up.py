@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -302,6 +303,23 @@ def test_a_certificate_opens_the_door(tmp_path: Path) -> None:
         settings.refuse_open_doors()
     with pytest.raises(SetupError, match="tls_cert"):
         Settings(tls_key="k.pem")
+    with pytest.raises(SetupError, match="cannot be read"):
+        up(Settings(home=tmp_path / "home", tls_cert=str(tmp_path / "none.pem")))
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_open_door_is_said_aloud(tmp_path: Path) -> None:
+    environment = {"TOCSIN_HOME": str(tmp_path), "DATABASE_URL": "postgresql://127.0.0.1:1/none?connect_timeout=1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tocsin", "server", "--host", "0.0.0.0", "--insecure"],
+        env=_outer() | environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    with server, contextlib.closing(server.stderr) as said:
+        assert any("keys cross the network readable" in line for line in said)
+        server.kill()
 
 
 def test_backoff_grows_to_a_bound() -> None:

@@ -52,6 +52,9 @@ Child = subprocess.Popen[bytes]
 def up(settings: Settings, *, workers: int = 1, slots: int | None = None, module: str | None = None) -> int:
     """Run everything on this machine until Ctrl-C or SIGTERM; answers the exit code."""
     settings.refuse_open_doors()
+    for file in filter(None, (settings.tls_cert, settings.tls_key)):
+        if not os.access(file, os.R_OK):  # before a database is made for nothing
+            raise SetupError(f"the file {file}, for TLS, cannot be read")
     hide_memory()
     needs_database = not settings.database_url
     home = prepare_home(settings.home, database_account() if needs_database else None)

@@ -249,6 +249,8 @@ def serve(settings: Settings) -> int:
     _check(settings)
     setup_logging(settings.log_level, settings.log_json)
     hide_memory()
+    if settings.is_open:
+        log.warning("there is no TLS: keys cross the network readable", host=settings.host)
     import uvloop
 
     # Thousands of short-lived records a second and hardly a cycle among them: look for cycles rarely.
