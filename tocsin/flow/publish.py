@@ -8,6 +8,7 @@ next turn, which writes the same names again. Nothing of ours reads it; the cata
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 
 from tocsin.errors import Unavailable
@@ -72,7 +73,8 @@ class _Table:
         return True
 
     async def _write(self, version: int, now: datetime) -> None:
-        contents = iceberg.write(self._table, self._files, version, now)
+        # Years of days take a while.
+        contents = await asyncio.to_thread(iceberg.write, self._table, self._files, version, now)
         for name, data in zip(iceberg.names(version), contents, strict=True):
             await self._objects.put(self._folder + name, data, durable=True)
         await self._point("written")
