@@ -319,6 +319,17 @@ async def test_what_an_issuer_cannot_say_of_itself(issuer: TestIssuer, ask: Ask,
     assert (refused.status_code, refused.json()["code"]) == (503, "issuer_unavailable")
 
 
+async def test_a_page_that_lists_no_keys_is_not_a_list_of_none(
+    issuer: TestIssuer, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await ask(good(issuer))).status_code == 200
+    issuer.lie = {"jwks_uri": f"{issuer.url}/.well-known/openid-configuration"}
+    monkeypatch.setattr(issuers, "_AGAIN_SECONDS", 0.0)
+    unknown = sign({"alg": "RS256", "kid": "unknown"}, issuer.claims(azp="cli"), KEYS["rsa"], "RS256")
+    assert (await ask(unknown)).status_code == 401, "they were asked anew"
+    assert (await ask(good(issuer, sub="bob"))).status_code == 200, "the last good list stays"
+
+
 @pytest.mark.parametrize(
     "reply",
     [

@@ -135,8 +135,10 @@ class Trusted:
             published = msgspec.convert(await fetch(place), _Published)
             if published.issuer != self.issuer.issuer:
                 raise ValueError(f"what is published there is of {published.issuer[:100]!r}")
-            listed = (await fetch(_safe(published.jwks_uri))).get("keys")
-            self._keys = _usable(listed if isinstance(listed, list) else [])
+            listed = (await fetch(published.jwks_uri)).get("keys")
+            if not isinstance(listed, list):
+                raise ValueError("there is no list of keys")
+            self._keys = _usable(listed)
             self._endpoints = Endpoints(published.authorization_endpoint, published.token_endpoint)
             self._fetched_at = time.monotonic()
         except (TimeoutError, OSError, ValueError) as error:
