@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Cluster
 from tocsin.telemetry import REGISTRY
 
-from .test_shell_blocks import ROOT, shell_blocks
+from .kit import ROOT, shell_blocks
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
