@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cluster.cluster import until
@@ -487,3 +488,19 @@ async def test_a_job_of_a_workflow_has_no_past_of_its_own(stage: Stage) -> None:
     assert told["code"] == "part_of_workflow"
     job = await stage.scene.job()
     await stage.api.post(f"/v1/workflows/{job['id']}/backfill", JANUARY, expect=404)
+
+
+async def test_one_that_cannot_begin_keeps_no_other_back(stage: Stage) -> None:
+    await stage.make(nodes({"a": []}))
+    broken = await stage.ask()
+    await stage.scene.sql.execute("update jobs set spec = '{}' where id = $1", stage.workflow["id"])
+    stage.workflow = await stage.api.post("/v1/workflows", {"name": "other", "jobs": nodes({"b": []})})
+    well = await stage.ask()
+    with pytest.raises(msgspec.ValidationError):
+        await stage.turn()
+    [(_, row)] = await stage.claim_all()
+    await stage.end(row)
+    with pytest.raises(msgspec.ValidationError):
+        await stage.turn()
+    assert (await stage.get(well))["state"] == "succeeded"
+    assert (await stage.scene.run(broken))["state"] == "running"

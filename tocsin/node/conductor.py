@@ -15,7 +15,7 @@ from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.lanes import LaneBook, LaneKey
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
-from tocsin.flow.workflows import Done, Head
+from tocsin.flow.workflows import Head
 from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.workflow import CONDUCTOR
 from tocsin.node.loop import Loop
@@ -78,18 +78,29 @@ class Conductor(Loop):
 
     async def _advance(self) -> bool:
         """Do what workflow runs want done; whether something was."""
-        wanting = await workflows.wanting(self._db)
-        done = [await self._turn(head) for head in wanting if head.what != "end"]
-        self._tell([hint for each in done for hint in each.hints], [stop for each in done for stop in each.stops])
-        ended = [f for head in wanting if head.what == "end" and (f := await workflows.ending(self._db, head.key))]
+        ended: list[Finished] = []
+        worked, failed = False, None
+        for head in await workflows.wanting(self._db):
+            try:
+                worked |= await self._turn(head, ended)
+            except Exception as error:  # one that cannot go on does not keep the others back
+                log.warning("workflow run cannot go on", run=head.key.id, wants=head.what, error=str(error))
+                failed = failed or error
         if ended:
             await self._end(ended)
-        return bool(ended) or any(each is not workflows.NOTHING for each in done)
+        if failed is not None:
+            raise failed
+        return worked
 
-    async def _turn(self, head: Head) -> Done:
-        if head.what == "begin":
-            return await workflows.begin(self._db, head.key)
-        return await workflows.stop(self._db, head.key)
+    async def _turn(self, head: Head, ended: list[Finished]) -> bool:
+        """What one wants done; whether something was. Those that have come to their end are ended together."""
+        if head.what == "end":
+            if finished := await workflows.ending(self._db, head.key):
+                ended.append(finished)
+            return finished is not None
+        done = await (workflows.begin if head.what == "begin" else workflows.stop)(self._db, head.key)
+        self._tell(done.hints, done.stops)
+        return done is not workflows.NOTHING
 
     async def _end(self, ended: Sequence[Finished]) -> None:
         done = await report(self._db, self._specs, [Ending(CONDUCTOR, each) for each in ended], self._rng)
