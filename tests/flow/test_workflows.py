@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, time
 from typing import Any
 
 import msgspec
@@ -11,9 +12,11 @@ import pytest
 
 from tests.cluster.cluster import until
 from tests.flow.kit import PROCESS, Scene, end_of
+from tests.flow.old import DAY, Old
 from tocsin.flow import parents, workflows
 from tocsin.flow.fill import Tables, fill
 from tocsin.flow.shared.transitions import Key
+from tocsin.model.ids import new_ids
 from tocsin.model.workflow import CONDUCTOR
 
 WORKER = "00000000-0000-7000-8000-0000000000aa"
@@ -504,3 +507,32 @@ async def test_one_that_cannot_begin_keeps_no_other_back(stage: Stage) -> None:
         await stage.turn()
     assert (await stage.get(well))["state"] == "succeeded"
     assert (await stage.scene.run(broken))["state"] == "running"
+
+
+async def test_one_that_is_archived_is_shown_as_before(stage: Stage, old: Old) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    before = await stage.play(
+        run_id, lambda node, _: {"result": [1, 2]} if node == "list" else {"outcome": "failed"} if node == "sum" else {}
+    )
+    await old.make_day(DAY)
+    ids = [row["run_id"] for row in await stage.scene.rows("select distinct run_id from history order by run_id")]
+    new = dict(zip(ids, new_ids(datetime.combine(DAY, time(1), UTC), len(ids)), strict=True))
+    for was, id_ in new.items():
+        for column in ("run_id", "workflow_run_id", "origin_run_id"):
+            await stage.scene.sql.execute(f"update history set {column} = $2 where {column} = $1", was, id_)
+    assert await old.archive() == [DAY]
+    assert await old.hot() == 0
+    moved = {str(was): id_ for was, id_ in new.items()}
+    after = await stage.get(moved[run_id])
+    assert after["state"] == before["state"] == "dead"
+    for shown in (before, after):
+        del shown["now"]
+    for node in before["nodes"]:
+        node["run_id"] = moved[node["run_id"]]
+    assert after == before | {"id": moved[run_id], "head_run_id": moved[run_id]}
+    assert await stage.get(after["nodes"][2]["run_id"]) | {"now": ""} == after | {"now": ""}
+    problem = await stage.api.post(f"/v1/workflow-runs/{after['id']}/retry", expect=409)
+    assert problem["code"] == "archived"

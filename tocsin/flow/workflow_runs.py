@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
 
 from tocsin.errors import NotFound
+from tocsin.flow.shared import cold
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw
 from tocsin.model.access import Identity
 from tocsin.model.graph import Graph, critical_path
 from tocsin.model.packed import shown
 from tocsin.model.workflow import workflow_of
 from tocsin.store.db import Database, Row, Sql
+from tocsin.store.parquet import Parquet
 from tocsin.wire import decode_job_spec
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, cold.SQL)
+_Row: TypeAlias = Row | Mapping[str, Any]
+_LONGEST = timedelta(days=8)  # a workflow run may take a week
 _NOT_BEGUN: dict[str, Any] = dict.fromkeys(
     ("job_id", "run_id", "reason", "blocked_by", "started_at", "finished_at", "error_class", "error", "result")
 ) | {"state": "waiting", "attempt": 0}
 
 
-async def get(db: Database, who: Identity, run_id: str) -> dict[str, Any]:
-    """One workflow run, by the id of any run that belongs to it."""
+async def get(db: Database, who: Identity, run_id: str, parquet: Parquet | None = None) -> dict[str, Any]:
+    """One workflow run, by the id of any run that belongs to it; from the archive only if there is who reads it."""
+    found = await _found(db, who, run_id, parquet)
+    archived = await _archived(db, parquet, who, found) if parquet is not None else []
     async with db.snapshot(who.tenant_id, "workflow_runs") as connection:
-        whose = await connection.fetchrow(SQL["whose"], who.tenant_id, run_id)
-        if whose is None:
-            raise NotFound("there is no such workflow run")
-        asked = who.tenant_id, whose["id"], whose["workflow_id"]
-        heads = await connection.fetch(SQL["heads"], *asked)
+        asked = who.tenant_id, *found
+        heads: list[Row | Mapping[str, Any]] = await connection.fetch(SQL["heads"], *asked)
+        nodes = {row["node"]: row for row in await connection.fetch(SQL["nodes"], *asked)}
+        elements = [dict(row) for row in await connection.fetch(SQL["elements"], *asked)]
+        names = {row["id"]: row for row in await connection.fetch(SQL["names"], who.tenant_id, found.workflow_id)}
+        heads = sorted([*heads, *_heads(archived, found)], key=lambda head: str(head["id"]))
         if not heads:
             raise NotFound("there is no such workflow run")
-        nodes = {row["node"]: row for row in await connection.fetch(SQL["nodes"], *asked)}
-        elements = await connection.fetch(SQL["elements"], *asked)
+        version = heads[-1]["job_version"]
+        text = await connection.fetchval(SQL["spec"], who.tenant_id, found.workflow_id, version)
         now = await connection.fetchval(SQL["now"])
+    nodes = _nodes(archived, names) | nodes
     first, last = heads[0], heads[-1]
-    graph = workflow_of(decode_job_spec(last["spec"])).graph
-    mapped: dict[str, list[Row]] = {}
-    for row in elements:
+    graph = workflow_of(decode_job_spec(text)).graph
+    mapped: dict[str, list[Mapping[str, Any]]] = {}
+    for row in [*elements, *_elements(archived)]:
         mapped.setdefault(row["origin_run_id"], []).append(row)
     layers = graph.layers
     drawn = [_node(name, layers[name], nodes.get(name, _NOT_BEGUN), mapped) for name in graph.order]
-    return _summary(first, last, whose["workflow_id"], len(heads) - 1) | {
+    name = names[found.workflow_id]["name"]
+    return _summary(first, last, found.workflow_id, name, len(heads) - 1) | {
         "args": shown(first["args"]),
         "head_run_id": last["id"],
         "progress": dict(Counter(node["state"] for node in drawn)),
@@ -52,21 +62,85 @@ async def get(db: Database, who: Identity, run_id: str) -> dict[str, Any]:
     }
 
 
+class _Found(NamedTuple):
+    """A workflow run, and its workflow."""
+
+    id: str
+    workflow_id: str
+
+
+async def _found(db: Database, who: Identity, run_id: str, parquet: Parquet | None) -> _Found:
+    async with db.tenant(who.tenant_id, "workflow_runs") as connection:
+        row = await connection.fetchrow(SQL["whose"], who.tenant_id, run_id)
+    if row is not None:
+        return _Found(row["id"], row["workflow_id"])
+    rows = await cold.attempts_of(db, parquet, who, run_id) if parquet is not None else []
+    if rows:
+        async with db.tenant(who.tenant_id, "workflow_runs") as connection:
+            workflow_id = await connection.fetchval(SQL["whose_archived"], who.tenant_id, rows[-1]["job_id"])
+        if workflow_id is not None:
+            return _Found(rows[-1]["workflow_run_id"] or run_id, workflow_id)
+    raise NotFound("there is no such workflow run")
+
+
+# ── what is archived of it ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _archived(db: Database, parquet: Parquet, who: Identity, found: _Found) -> list[dict[str, Any]]:
+    """The ends of it that lie in files; none, for nearly all that are asked for."""
+    day = cold.day_of(found.id)
+    async with db.tenant(who.tenant_id, "workflow_runs") as connection:
+        files = await cold.files(connection, [who.tenant_id], day, day + _LONGEST)
+    if not files:
+        return []
+    return await cold.query(parquet, SQL["in_files"], files, {"tenant": who.tenant_id, "run": found.id})
+
+
+def _heads(archived: Iterable[dict[str, Any]], found: _Found) -> list[dict[str, Any]]:
+    return [
+        row | {"logical_at": row["logical_at"] or row["scheduled_for"]}
+        for row in archived
+        if row["job_id"] == found.workflow_id
+    ]
+
+
+def _nodes(archived: Iterable[dict[str, Any]], names: Mapping[str, Row]) -> dict[str, dict[str, Any]]:
+    """The last run of each node."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(archived, key=lambda row: str(row["id"])):
+        job = names.get(row["job_id"])
+        if job is not None and job["node"] is not None and not _is_element(row):
+            found[job["node"]] = row | {"run_id": row["id"]}
+    return found
+
+
+def _elements(archived: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each as if it were counted."""
+    return [row | {"runs": 1} for row in archived if _is_element(row)]
+
+
+def _is_element(row: Mapping[str, Any]) -> bool:
+    return row["origin_run_id"] is not None and row["trigger"] == "dependency"
+
+
+# ── documents ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 async def list_(
     db: Database, who: Identity, workflow: str | None, state: str | None, before: str | None, limit: int
 ) -> list[dict[str, Any]]:
     """Newest first, without their graphs."""
     async with db.tenant(who.tenant_id, "workflow_runs") as connection:
         rows = await connection.fetch(SQL["list"], who.tenant_id, workflow, before, state, limit)
-    return [_summary(row, row, row["workflow_id"], row["retries"]) for row in rows]
+    return [_summary(row, row, row["workflow_id"], row["name"], row["retries"]) for row in rows]
 
 
-def _summary(first: Row, last: Row, workflow_id: str, retries: int) -> dict[str, Any]:
+def _summary(first: _Row, last: _Row, workflow_id: str, name: str, retries: int) -> dict[str, Any]:
     """What is known without the graph: when it began with its first head, what became of it by its last one."""
     return {
         "id": first["id"],
         "workflow_id": workflow_id,
-        "workflow_name": first["name"],
+        "workflow_name": name,
         "workflow_version": last["job_version"],
         "state": last["state"],
         "reason": last["reason"],
@@ -82,7 +156,7 @@ def _summary(first: Row, last: Row, workflow_id: str, retries: int) -> dict[str,
     }
 
 
-def _node(name: str, layer: int, run: Row | Mapping[str, Any], mapped: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+def _node(name: str, layer: int, run: _Row, mapped: Mapping[str, Sequence[_Row]]) -> dict[str, Any]:
     elements = mapped.get(run["run_id"] or "", ())
     started_at, finished_at = run["started_at"], run["finished_at"]
     state = run["state"]
@@ -104,8 +178,15 @@ def _node(name: str, layer: int, run: Row | Mapping[str, Any], mapped: Mapping[s
         "duration_ms": milliseconds(started_at, finished_at),
         "error": error_of(run),
         "result": raw(run["result"]),
-        "elements": {row["state"]: row["runs"] for row in elements} or None,
+        "elements": _counted(elements) or None,
     }
+
+
+def _counted(elements: Iterable[_Row]) -> dict[str, int]:
+    states: Counter[str] = Counter()
+    for row in elements:
+        states[row["state"]] += row["runs"]
+    return dict(states)
 
 
 def _critical_path(graph: Graph, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -24,22 +24,37 @@ select coalesce(f.workflow_run_id, f.id)::text as id, coalesce(j.workflow_id, j.
     or exists (select from jobs n where n.tenant_id = $1 and n.workflow_id = j.id)
  limit 1
 
+-- :name whose_archived
+-- The same of a run that is archived: what its job is.
+select coalesce(j.workflow_id, j.id)::text as workflow_id
+  from jobs j
+ where j.tenant_id = $1 and j.id = $2
+   and (j.node is not null or exists (select from jobs n where n.tenant_id = $1 and n.workflow_id = j.id))
+
+-- :name names
+-- A workflow and its nodes.
+select j.id::text as id, j.node, j.name from jobs j where j.tenant_id = $1 and (j.workflow_id = $2 or j.id = $2)
+
+-- :name spec
+select j.spec from jobs j where j.tenant_id = $1 and j.id = $2 and j.version = $3
+union all
+select o.spec::text from job_versions o where o.tenant_id = $1 and o.job_id = $2 and o.version = $3
+
+-- :name in_files
+-- All that is archived of a workflow run.
+-- :include ended_in_files
+ where final and tenant_id = $tenant and (run_id = $run::uuid or workflow_run_id = $run::uuid)
+
 -- :name heads
 -- All heads of a workflow run, the first one first.
 --   $1 tenant  $2 workflow run  $3 workflow
-select f.*, f.id::text as id, j.name, v.spec
+select f.*, f.id::text as id
   from (
 -- :include live_head
  where r.tenant_id = $1 and r.job_id = $3 and (r.id = $2 or r.workflow_run_id = $2)
 union all
 -- :include ended_head
  where h.tenant_id = $1 and h.job_id = $3 and (h.run_id = $2 or h.workflow_run_id = $2) and h.final) f
- cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = $3 limit 1) j
- cross join lateral (
-        select j.spec where j.version = f.job_version
-        union all
-        select o.spec::text from job_versions o where o.tenant_id = $1 and o.job_id = $3 and o.version = f.job_version
-        limit 1) v
  order by f.id
 
 -- :name node_runs

@@ -67,8 +67,8 @@ class Settled(NamedTuple):
 
 
 NOBODY = Settled([])  # waited
-# A run by hand has its id before its instant: by the moment that its call waits for a commit, or by as much as it was put
-# off when it was asked for.
+# A run by hand has its id before its instant: by the moment that its call waits for a commit, or by as much as it was
+# put off when it was asked for.
 _ASKED_BEFORE = timedelta(days=1)
 
 

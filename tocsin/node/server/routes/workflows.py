@@ -240,7 +240,7 @@ async def get_workflow_run(call: Call) -> Reply:
 @route("POST", "/v1/workflow-runs/{id}/cancel", "runs.operate")
 async def cancel_workflow_run(call: Call) -> Reply:
     reason = call.decode(_reason, b"{}").reason
-    run = await workflow_runs.get(call.node.db, call.who, call.id())
+    run = await workflow_runs.get(call.node.db, call.who, call.id(), call.node.parquet)
     given = run["head_run_id"], reason, call.wish
     replayed = await controlled(call, lambda: control.cancel_run(call.node.db, call.who, *given))
     return await _run(call, run["id"], headers=REPLAYED if replayed else None)
@@ -250,13 +250,14 @@ async def cancel_workflow_run(call: Call) -> Reply:
 async def retry_workflow_run(call: Call) -> Reply:
     call.decode(_nothing, b"{}")
     node = call.node
-    run = await workflow_runs.get(node.db, call.who, call.id())
+    run = await workflow_runs.get(node.db, call.who, call.id(), node.parquet)
     if run["state"] in LIVE:
         raise Conflict("this workflow run is under way", code="under_way")
     await node.allowances.admit(call.who, call.wish, runs=1)
     headers = None
     try:
-        _, hints = await dead.retry(node.db, call.who, run["head_run_id"], node.db.clock.now(), call.wish)
+        now = node.db.clock.now()
+        _, hints = await dead.retry(node.db, call.who, run["head_run_id"], now, call.wish, node.parquet)
         node.tell(hints)
     except Replay:
         headers = REPLAYED
@@ -264,4 +265,4 @@ async def retry_workflow_run(call: Call) -> Reply:
 
 
 async def _run(call: Call, run_id: str, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    return answer(await workflow_runs.get(call.node.db, call.who, run_id), status, headers)
+    return answer(await workflow_runs.get(call.node.db, call.who, run_id, call.node.parquet), status, headers)
