@@ -258,8 +258,9 @@ def access_page() -> str:
     calls: dict[str, list[str]] = defaultdict(list)
     for method, path, permission in sorted(built, key=lambda one: (one[1], one[0])):
         calls[permission].append(f"`{method} {path}`")
+    of_runs = [p for p in PERMISSIONS if allowed("run", p)]
     rights = [
-        (f"`{p}`", *("yes" if allowed(role, p) else "" for role in ROLES)) for p in PERMISSIONS if p != "run.complete"
+        (f"`{p}`", *("yes" if allowed(role, p) else "" for role in ROLES)) for p in PERMISSIONS if p not in of_runs
     ]
     kept = [(f"`{path}`", KEPT[SCOPED[path]]) for path in SCOPED]
     closed = sorted({path for _, path, p in built if kept_by(path) is None and allowed("editor", p)})
@@ -271,8 +272,9 @@ def access_page() -> str:
         + table("role|what it is for", [(f"`{role}`", words) for role, words in ROLES.items()])
         + "\n"
         + table("permission|" + "|".join(ROLES), rights)
-        + "\nThe token of a run (`TOCSIN_RUN_TOKEN`) is no key: it speaks for its own attempt, has `run.complete` and "
-        "nothing else, and dies with the attempt or with the lease of its worker.\n\n"
+        + "\nThe token of a run (`TOCSIN_RUN_TOKEN`) is no key: it speaks for its own attempt, has "
+        f"{' and '.join(f'`{p}`' for p in of_runs)} and nothing else, and dies with the attempt or with the lease of "
+        "its worker.\n\n"
         "## What each permission opens\n\n"
         + table("permission|calls", [(f"`{p}`", " · ".join(calls[p])) for p in PERMISSIONS if calls[p]])
         + "\n## Keys with a scope\n\nA key that is kept to some jobs may call these, as its role may; the longest "

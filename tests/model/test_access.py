@@ -32,7 +32,7 @@ EXPECTED = {
     "admin": ADMIN,
     "platform": ADMIN | {"fleet.operate", "tenants.manage"},
     "worker": {"worker.serve"},
-    "run": {"run.complete"},
+    "run": {"run.read", "run.complete"},
 }
 
 

@@ -183,8 +183,11 @@ async def test_a_run_token_dies_with_the_fence_and_with_the_lease(live: Scene, w
     stale, fresh_ = Api(live.node, first["token"]), Api(live.node, second["token"])
     assert (await stale.post(path, expect=409))["code"] == "superseded"
     await live.sql.execute("update workers set lease_until = now() where id = $1", worker.id)
+    parents = f"/v1/runs/{first['run_id']}/parents"
     assert (await fresh_.post(path, expect=409))["code"] == "superseded"
+    assert (await fresh_.get(parents, expect=409))["code"] == "superseded"
     await live.sql.execute("update workers set lease_until = now() + interval '1 hour' where id = $1", worker.id)
+    assert await fresh_.get(parents) == {}
     await fresh_.post(path)
     for method, other in (("GET", f"/v1/runs/{first['run_id']}"), ("POST", f"/v1/runs/{first['run_id']}/cancel")):
         await fresh_.call(method, other, expect=403)

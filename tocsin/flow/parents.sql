@@ -28,8 +28,12 @@ select k.n::int as n, p.name, p.run_id::text as run_id, p.state, case when p.siz
                             else h.result end as result) e) p
 
 -- :name holds
--- Whether this attempt is under way.
+-- Whether this attempt is under way, and the lease of its worker holds.
 select exists (
     select from runs r
+     cross join lateral (
+            select from workers w
+             where w.id = r.worker_id and w.state <> 'gone' and w.lease_until > now()
+             limit 1) w
      where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) and r.fence = $3
        and r.state in ('running', 'stopping'))
