@@ -52,7 +52,7 @@ class Walls:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Milliseconds of processors' time, of server and PostgreSQL together, that a refusal takes; all that they do
+    """Milliseconds of processors' time, of servers and PostgreSQL together, that a refusal takes; all that they do
     meanwhile counted in."""
 
     what: str
@@ -133,7 +133,7 @@ def _reasons(stand: Stand) -> Iterator[tuple[str, int, str, str]]:
 def _refused(stand: Stand, server: Api, what: str, status: int, key: str, path: str) -> Refusal:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     took = []
-    pids = [*tree(stand.postgres.pid or 0), stand.more_servers[0].pid]
+    pids = [*tree(stand.postgres.pid or 0), *(server.pid for server in stand.more_servers)]
     for _ in range(_REFUSALS):
         before = _nanoseconds(pids)
         connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
