@@ -218,7 +218,9 @@ def test_without_unicode_it_is_drawn_in_ascii(server: Script) -> None:
 
 def test_too_narrow_for_a_drawing_it_is_a_list(server: Script, tocsin: Tocsin, monkeypatch: pytest.MonkeyPatch) -> None:
     server.on("GET", RUN_PATH, BAD)
-    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "✓ extract ─► ✗ load ─► ✓ alarm" in tocsin("workflow", "show", RUN_ID).stdout
+    monkeypatch.setenv("COLUMNS", "29")
     assert tocsin("workflow", "show", RUN_ID).stdout.partition("\n\n")[2].splitlines()[:3] == [
         "   0  ✓ extract 2 s",
         "   1  ✗ load 2 s     after extract",
@@ -292,6 +294,14 @@ def test_the_exit_code_is_that_of_the_run(server: Script, tocsin: Tocsin, end: A
     for words in (("run", "nightly", "-f"), ("show", RUN_ID, "-f")):
         told = tocsin("workflow", *words, "--json")
         assert (told.exit_code, json.loads(told.stdout)) == (code, end)
+
+
+def test_a_retry_is_waited_for_by_the_head_that_it_goes_on_with(server: Script, tocsin: Tocsin) -> None:
+    head = "01900000-0000-7000-8000-000000000003"
+    server.on("POST", f"{RUN_PATH}/retry", Reply(202, GOES)).on("GET", RUN_PATH, GOES | {"head_run_id": head}, GOOD)
+    server.on("GET", f"/v1/runs/{head}", {"id": head, "state": "succeeded"})
+    told = tocsin("workflow", "retry", RUN_ID, "--wait")
+    assert (told.exit_code, told.stdout) == (0, f"run {RUN_ID} succeeded\n"), told.output
 
 
 def test_at_a_terminal_it_is_drawn_in_place(server: Script) -> None:

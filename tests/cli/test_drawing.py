@@ -106,8 +106,9 @@ def test_a_parent_of_one_is_no_parent_of_the_other() -> None:
 def test_names_are_cut_where_there_is_no_room_and_then_it_is_not_drawn() -> None:
     long = {"a" * 40: [], "b" * 40: ["a" * 40]}
     assert drawn(long) == [f"{'a' * 40} ─► {'b' * 40}"]
-    assert drawn(long, 60) == [f"{'a' * 27}… ─► {'b' * 27}…"]
-    assert drawn(long, 60, tail="1 s") == [f"{'a' * 19}… 1 s ─► {'b' * 19}… 1 s"]
+    assert drawn(long, 68) == [f"{'a' * 31}… ─► {'b' * 31}…"]
+    assert drawn(long, 68, tail="1 s") == [f"{'a' * 19}… 1 s ─► {'b' * 19}… 1 s"]
+    assert drawn(long, 50, tail="1 s") == [f"{'a' * 19}… ─► {'b' * 19}…"]
     assert drawn(long, 15) is None
 
 

@@ -9,15 +9,17 @@ line, and a job where several of these end has a row for each. A line that only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from tocsin.cli.output import Line, Span
 
 MOST_DRAWN = 120  # jobs; of more nobody sees which is which
 _NARROWEST = 6  # characters that a layer takes at least
-_LONGEST_NAMES = (64, 40, 28, 20, 14, 9)  # to which names are cut, the first that fits
+# To how many characters names are cut, and whether something stands behind them: the first that fits.
+_LABELS = ((64, True), (32, True), (20, True), (64, False), (32, False), (20, False), (12, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,10 @@ class Job:
     tail: str = ""
     style: str = ""
 
-    def label(self, longest: int, cut: str) -> str:
+    def label(self, longest: int = 64, cut: str = "", with_tail: bool = True) -> str:
         """Mark, name and tail."""
         name = self.name if len(self.name) <= longest else self.name[: longest - 1] + cut
-        return " ".join(part for part in (self.mark, name, self.tail) if part)
+        return " ".join(part for part in (self.mark, name, self.tail if with_tail else "") if part)
 
 
 @dataclass(eq=False, slots=True)
@@ -114,8 +116,9 @@ def draw(
     for before, cells, nets in zip(layers, layers[1:], gutters, strict=False):
         _place(before, cells)
         _lay(before, nets)
-    for longest in _LONGEST_NAMES:
-        picture = _Picture(layers, gutters, longest, glyphs)
+    for longest, with_tail in _LABELS:
+        label = partial(Job.label, longest=longest, cut=glyphs.cut, with_tail=with_tail)
+        picture = _Picture(layers, gutters, label, glyphs)
         if picture.width <= width:
             return picture.lines()
     return None
@@ -209,12 +212,16 @@ def _lay(before: Sequence[_Cell], nets: Sequence[_Net]) -> None:
 
 
 class _Picture:
-    """What was placed, as text with names of at most so many characters."""
+    """What was placed, as text with these labels."""
 
     def __init__(
-        self, layers: Sequence[Sequence[_Cell]], gutters: Sequence[Sequence[_Net]], longest: int, glyphs: Glyphs
+        self,
+        layers: Sequence[Sequence[_Cell]],
+        gutters: Sequence[Sequence[_Net]],
+        label: Callable[[Job], str],
+        glyphs: Glyphs,
     ) -> None:
-        self._layers, self._gutters, self._longest, self._glyphs = layers, gutters, longest, glyphs
+        self._layers, self._gutters, self._label_of, self._glyphs = layers, gutters, label, glyphs
         self._widths = [max(len(self._label(cell, 0)) for cell in cells) for cells in layers]
         self._tracks = [1 + max((net.track for net in nets), default=-1) for nets in gutters]
 
@@ -260,7 +267,7 @@ class _Picture:
         rows, brackets = len(cell.ins), self._glyphs.brackets
         if nth:
             return brackets[2 if nth == rows - 1 else 1]
-        return (f"{brackets[0]} " if rows > 1 else "") + cell.job.label(self._longest, self._glyphs.cut)
+        return (f"{brackets[0]} " if rows > 1 else "") + self._label_of(cell.job)
 
     def _gutter(self, layer: int, row: int, left: tuple[_Cell, int] | None, right: tuple[_Cell, int] | None) -> str:
         """What stands between two columns in a row."""

@@ -26,8 +26,9 @@ MARKS = {
     "cancelled": ("⊘", "/"),
     "skipped": ("–", "-"),
 }
-# In the order in which they are worth looking at.
-_STATES = ("dead", "expired", "stopping", "running", "ready", "staged", "cancelled", "waiting", "skipped", "succeeded")
+# In the order in which they are worth looking at, and those that are so by name even of many jobs.
+_WORTH = ("dead", "expired", "stopping", "running")
+_STATES = (*_WORTH, "ready", "staged", "cancelled", "waiting", "skipped", "succeeded")
 _MOST_LISTED, _MOST_FAILURES, _MOST_ON_A_PATH, _MOST_PARENTS = 60, 20, 12, 8
 _WIDE = 120  # columns where nobody says how many there are
 
@@ -130,7 +131,7 @@ def _list(jobs: Sequence[Job], edges: Iterable[Document]) -> list[Line]:
     parents: dict[str, list[str]] = {}
     for edge in edges:
         parents.setdefault(edge["to"], []).append(edge["from"])
-    labels = {job.name: job.label(64, "") for job in jobs}
+    labels = {job.name: job.label() for job in jobs}
     width = max(map(len, labels.values()))
     lines: list[Line] = []
     layer = -1
@@ -160,10 +161,13 @@ def _summary(nodes: Sequence[Document], jobs: Sequence[Job], height: int | None,
         else _layer(layer, layers[layer], unicode)
         for layer in few
     ]
-    rank = {state: place for place, state in enumerate(_STATES)}
-    by_interest = sorted(zip(nodes, jobs, strict=True), key=lambda each: rank.get(each[0].get("state") or "", 0))
-    told = by_interest[: max(0, room - len(lines) - 1)]
-    lines += [[(f"{job.label(64, '')}{_reason(node)}", job.style)] for node, job in told]
+    rank = {state: place for place, state in enumerate(_WORTH)}
+    worth = [
+        (rank[node["state"]], node, job) for node, job in zip(nodes, jobs, strict=True) if node.get("state") in rank
+    ]
+    worth.sort(key=lambda each: each[0])
+    told = [(node, job) for _, node, job in worth[: max(0, room - len(lines) - 1)]]
+    lines += [[(f"{job.label()}{_reason(node)}", job.style)] for node, job in told]
     if len(told) < len(nodes):
         lines.append([(f"and {len(nodes) - len(told):,} more jobs", "dim")])
     return lines
