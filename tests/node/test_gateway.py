@@ -346,8 +346,9 @@ async def test_a_worker_ends_its_lease_before_the_server_does(
         session.renewed_at = time.monotonic() - age
         before = await scene.now()
         # What the server would still grant if this report came `age` after the last renewal.
-        await scene.sql.execute("update workers set lease_until = now() + $1 * interval '1 second'", lease - age)
+        granted = "update workers set lease_until = now() + $1 * interval '1 second' where name = 'hand'"
+        await scene.sql.execute(granted, lease - age)
         await worker.report()
-        ends = await scene.value("select lease_until from workers")
+        ends = await scene.value("select lease_until from workers where name = 'hand'")
         margin = Lease(lease, 0.0).margin
         assert (ends - before).total_seconds() >= lease - margin / 2, f"{age} s after the last renewal"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.flow.kit import Scene, WorkerHand
 from tocsin.failpoints import Failpoints
+from tocsin.model.workflow import CONDUCTOR
 
 
 async def two_workers(scene: Scene, worker_key: str) -> tuple[WorkerHand, WorkerHand]:
@@ -59,7 +60,9 @@ async def test_odd_hand_backs_are_superseded(scene: Scene, worker_key: str) -> N
 
 async def test_a_worker_that_was_declared_gone_gets_no_run(live: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(live.node, worker_key)
-    await live.sql.execute("update workers set state = 'gone', gone_at = now(), lease_until = now()")
+    await live.sql.execute(
+        "update workers set state = 'gone', gone_at = now(), lease_until = now() where id <> $1", CONDUCTOR
+    )
     [run_id] = await live.ask(await live.job())
     assert (await worker.claim(wait=0.5))["runs"] == []
     assert (await live.run(run_id))["state"] == "ready"
