@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from tocsin import wire
 from tocsin.worker import cgroups
-from tocsin.worker.folders import Folders
+from tocsin.worker.folders import Folders, _namespace
 
 from .conftest import alive, started
 from .gateway import Gateway
@@ -272,7 +272,9 @@ async def test_what_workers_that_are_gone_left_behind_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dead, living, other = (tmp_path / f"tocsin-runs-{name}" for name in ("4194305-x", f"{os.getpid()}-x", "x"))
+    here = _namespace()
+    names = (f"{here}-4194305-x", f"{here}-{os.getpid()}-x", "x")
+    dead, living, other = (tmp_path / f"tocsin-runs-{name}" for name in names)
     for folder in (dead, living, other):
         (folder / "run" / "deep").mkdir(parents=True)
     folders = Folders()
