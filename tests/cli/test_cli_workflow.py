@@ -236,9 +236,9 @@ def test_of_ten_thousand_there_is_a_summary(server: Script, tocsin: Tocsin) -> N
     server.on("GET", RUN_PATH, GOES | {"nodes": fan, "edges": edges})
     lines = tocsin("workflow", "show", RUN_ID).stdout.partition("\n\n")[2].splitlines()
     assert lines[:4] == [
-        "layer   0       1 job   ✓ 1 succeeded",
-        "layer   1   9,998 jobs  ✗ 1 dead  ● 9,997 running",
-        "layer   2       1 job   · 1 waiting",
+        "layer   0  jobs      1  ✓ 1 succeeded",
+        "layer   1  jobs  9,998  ✗ 1 dead  ● 9,997 running",
+        "layer   2  jobs      1  · 1 waiting",
         "✗ bad 2 s  Boom: no",
     ]
     assert len(lines) < 80 and "and 9,944 more jobs" in lines

@@ -53,3 +53,26 @@ def test_its_pipeline_runs_without_a_server() -> None:
         run = names["import_"].submit(day="monday")  # type: ignore[attr-defined]
         testing.run()
         assert (run.wait().state, run.nodes["total"]["result"]) == ("succeeded", 3 * len("monday-a.csv"))
+
+
+ASK_TWICE = """
+import json
+from tocsin import Client
+
+with Client() as client:
+    run = client.run_workflow(client.get_named_job("import")["id"], {"day": 5})
+    first = client.wait_workflow(run)
+    print(json.dumps([first, client.wait_workflow(client.retry_workflow_run(first["id"]))]))
+"""
+
+
+def test_a_function_that_fails_stops_what_comes_after_it_in_the_retry_as_in_the_run(running: Running) -> None:
+    done = running.type([sys.executable, "-c"], ASK_TWICE)
+    first, again = json.loads(done.stdout.splitlines()[-1])
+    states = {"find": "dead", "convert": "skipped", "total": "skipped", "apologise": "skipped"}
+    for run in (first, again):
+        assert run["state"] == "dead" and run["error"]["message"] == "find is dead"
+        assert {node["name"]: node["state"] for node in run["nodes"]} == states
+        assert run["nodes"][0]["error"]["class"] == "arguments"
+    assert (first["retries"], again["retries"], again["id"]) == (0, 1, first["id"])
+    assert first["nodes"][0]["run_id"] != again["nodes"][0]["run_id"]

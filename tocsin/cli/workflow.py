@@ -34,7 +34,7 @@ from tocsin.cli.shared import (
     noun,
     page_size,
 )
-from tocsin.cli.text import local, milliseconds, when, why
+from tocsin.cli.text import local, milliseconds, relative, when, why
 from tocsin.model.states import LIVE
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ RUN_COLUMNS = [
     Column("WORKFLOW", lambda run: run["workflow_name"] or run["workflow_id"]),
     Column("STATE", lambda run: run["state"], whole=True),
     Column("STANDS FOR", lambda run: local(run["logical_at"]), spare=True),
-    Column("STARTED", lambda run: local(run["started_at"])),
+    Column("STARTED", lambda run: relative(run["started_at"], now())),
     Column("TOOK", lambda run: milliseconds(run["duration_ms"])),
     Column("WHY", why),
 ]

@@ -168,14 +168,13 @@ def _summary(nodes: Sequence[Document], jobs: Sequence[Job], height: int | None,
     worth.sort(key=lambda each: each[0])
     told = [(node, job) for _, node, job in worth[: max(0, room - len(lines) - 1)]]
     lines += [[(f"{job.label()}{_reason(node)}", job.style)] for node, job in told]
-    if len(told) < len(nodes):
+    if told and len(told) < len(nodes):
         lines.append([(f"and {len(nodes) - len(told):,} more jobs", "dim")])
     return lines
 
 
 def _layer(number: int, states: Mapping[str, int], unicode: bool) -> Line:
-    total = sum(states.values())
-    line: list[Span] = [(f"layer {number:>3}  {total:>6,} job{'s' if total > 1 else ' '}", "bold")]
+    line: list[Span] = [(f"layer {number:>3}  jobs {sum(states.values()):>6,}", "bold")]
     for state in (*_STATES, *(state for state in states if state and state not in MARKS)):
         if states.get(state):
             line.append((f"  {_mark(state, unicode)} {states[state]:,} {state}", colour(state)))
