@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import pairwise
 
 import asyncpg
 import pytest
@@ -125,6 +126,17 @@ async def test_no_statement_of_the_path_reads_a_whole_table(lying: asyncpg.Conne
         if bad := whole_scans(lines, name.partition(".")[2], leads):
             turned[name] = bad
     assert not turned, "\n".join(f"{k}: {v}" for k, v in turned.items())
+
+
+async def test_edges_are_found_by_their_parent_or_their_child(lying: asyncpg.Connection) -> None:
+    """Both indexes begin with the tenant: either would be believed to do, and all its edges be read for each."""
+    for step in (joins, dependencies, sweep, explain, control):
+        for name, text in step.SQL.items():
+            if name not in FRAGMENTS and re.search(r"(from|using) dependencies|dependencies [df]", text):
+                lines = [row[0] for row in await explained(lying, text)]
+                for line, condition in pairwise(lines):
+                    if re.search(r"(Seq|Index).* Scan .*on dependencies", line):
+                        assert re.search(r"Index Cond: .*ROW\(tenant_id, (parent|child)_id\)", condition), (name, line)
 
 
 async def leading_columns(connection: asyncpg.Connection) -> dict[str, str]:

@@ -13,7 +13,7 @@ from tocsin.errors import NotFound
 from tocsin.flow.shared import audit, calendars, nodes, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import on_its_own, opened, seen
-from tocsin.flow.shared.joins import settle
+from tocsin.flow.shared.joins import settle, share_graph
 from tocsin.flow.shared.transitions import (
     NOTHING,
     Controlled,
@@ -124,6 +124,7 @@ async def cancel(
     """active | paused → cancelled, with every run of it; running ones are told to stop. Idempotent."""
     async with db.tenant(who.tenant_id, "control") as connection:
         await recall(connection, wish)
+        await share_graph(connection, who.tenant_id)
         job = await _locked_job(connection, who, job_id, version)
         done = NOTHING
         if job["state"] in ("active", "paused"):
@@ -160,6 +161,7 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
                 raise NotFound("there is no such run")
         elif run["state"] != "stopping":
             job = Key(who.tenant_id, run["job_id"])
+            await share_graph(connection, who.tenant_id)
             await connection.fetchrow(SQL["lock_job"], *job)
             limits = gates(job, run["key_id"])
             await lock_limits(connection, limits)

@@ -19,7 +19,7 @@ delete from holds where tenant_id = $1 and job_id = $2
 
 -- :name leave_parents
 -- An ended job waits for nobody. Those that wait for it do so in vain, and their explanations say so.
-delete from dependencies where tenant_id = $1 and child_id = $2
+delete from dependencies d where (d.tenant_id, d.child_id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
 -- :name end_backfills
 -- What it owed of the past is owed no more.

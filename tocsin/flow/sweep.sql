@@ -115,13 +115,14 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.logical_at, r.
          limit $2) r
   left join lateral (
         with recursive up(id) as (
-            select d.parent_id from dependencies d where d.tenant_id = r.tenant_id and d.child_id = r.job_id
+            select d.parent_id from dependencies d
+             where (d.tenant_id, d.child_id) between (r.tenant_id, r.job_id) and (r.tenant_id, r.job_id)
             union
             select d.parent_id
               from up
              cross join lateral (
                     select d.parent_id from dependencies d
-                     where d.tenant_id = r.tenant_id and d.child_id = up.id offset 0) d
+                     where (d.tenant_id, d.child_id) between (r.tenant_id, up.id) and (r.tenant_id, up.id) offset 0) d
         )
         select true as coming
           from up

@@ -95,17 +95,20 @@ async def find(
     for child in children:
         parents = found[child.id] = {}
         if len(child.wanted) > MOST_PARENTS:
-            wrong.append(_wrong(child.at(), "too_many_parents", f"at most {MOST_PARENTS:,} parents of one job"))
+            told = f"at most {MOST_PARENTS:,} parents of one job"
+            wrong.append({"path": child.at(), "code": "too_many_parents", "message": told})
             continue
         for place, each in enumerate(child.wanted):
             parent = known.get(each.job)
             if parent is None:
                 told = f"there is no open job {each.job!r}; make it first, or in the same batch"
-                wrong.append(_wrong(child.at(place), "unknown_job", told))
+                wrong.append({"path": child.at(place), "code": "unknown_job", "message": told})
             elif parent == child.id:
-                wrong.append(_wrong(child.at(place), "self_dependency", "a job cannot wait for itself"))
+                told = "a job cannot wait for itself"
+                wrong.append({"path": child.at(place), "code": "self_dependency", "message": told})
             elif parent in parents:
-                wrong.append(_wrong(child.at(place), "duplicate_dependency", f"{each.job!r} is a parent already"))
+                told = f"{each.job!r} is a parent already"
+                wrong.append({"path": child.at(place), "code": "duplicate_dependency", "message": told})
             else:
                 parents[parent] = each.on
     if wrong:
@@ -141,10 +144,6 @@ async def drifted(connection: Connection, who: Identity, child: Child) -> bool:
 
 def _sees(who: Identity, row: Row) -> bool:
     return who.scope is None or who.scope.has(row["name"], msgspec.json.decode(row["tags"] or "{}"))
-
-
-def _wrong(path: str, code: str, message: str) -> Wrong:
-    return {"path": path, "code": code, "message": message}
 
 
 async def check(
@@ -219,7 +218,7 @@ def _refuse_apart(graph: Graph, found: Starts, children: Sequence[Child], member
         if node not in paths:
             told = f"{_name(node, members)!r} waits for several jobs; {told}"
         path = paths.get(node, next(iter(paths.values()), "schedule"))
-        wrong.append(_wrong(path, "different_schedules", told))
+        wrong.append({"path": path, "code": "different_schedules", "message": told})
     if wrong:
         raise InvalidInput.fields(wrong)
 
@@ -237,8 +236,10 @@ async def refuse_awaited(connection: Connection, tenant_id: int, child_id: str) 
     """What a run waits for was settled when it was made: while there is one, its job's parents stay who they are."""
     run_id = await connection.fetchval(SQL["awaiting"], tenant_id, child_id)
     if run_id is not None:
-        told = f"run {run_id} waits for the parents that the job has; change them when it has ended, or cancel it"
-        raise Conflict(told, code="runs_waiting")
+        raise Conflict(
+            f"run {run_id} waits for the parents that the job has; change them when it has ended, or cancel it",
+            code="runs_waiting",
+        )
 
 
 async def keep(connection: Connection, tenant_id: int, links: Links, were: Iterable[str] = ()) -> None:

@@ -1,3 +1,7 @@
+-- Edges are found by their parent or their child with the tenant as a pair, as runs are (transitions.sql), and jobs by
+-- their id or name: written as two equalities, a planner that believes the table to be empty may read all rows of the tenant
+-- for each of them.
+
 -- :name named
 -- The open jobs that these are the names, or else the ids, of. A workflow is waited for as a whole.
 --   $1 tenant  $2 names  $3 ids, where the name could be one
@@ -5,16 +9,19 @@ select w.n::int as n, j.id::text as id, j.name, j.tags::text as tags
   from unnest($2::text[], $3::uuid[]) with ordinality as w(name, id, n)
  cross join lateral (
         (select j.id, j.name, j.tags from jobs j
-          where j.tenant_id = $1 and j.id = w.id and j.state in ('active', 'paused') and j.workflow_id is null
+          where (j.tenant_id, j.id) between ($1::int, w.id) and ($1::int, w.id)
+            and j.state in ('active', 'paused') and j.workflow_id is null
           limit 1)
         union all
         (select j.id, j.name, j.tags from jobs j
-          where j.tenant_id = $1 and j.name = w.name and j.state in ('active', 'paused') and j.workflow_id is null
+          where (j.tenant_id, j.name) between ($1::int, w.name) and ($1::int, w.name)
+            and j.state in ('active', 'paused') and j.workflow_id is null
           limit 1)
         limit 1) j
 
 -- :name parents
-select d.parent_id::text as parent_id, d.wants from dependencies d where d.tenant_id = $1 and d.child_id = $2
+select d.parent_id::text as parent_id, d.wants from dependencies d
+ where (d.tenant_id, d.child_id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
 -- :name see_all
 -- A key may be kept to some of the jobs; what a change means for the others must be known all the same.
@@ -28,7 +35,8 @@ with recursive down(id) as (
     select d.child_id
       from down
      cross join lateral (
-            select d.child_id from dependencies d where d.tenant_id = $1 and d.parent_id = down.id offset 0) d
+            select d.child_id from dependencies d
+             where (d.tenant_id, d.parent_id) between ($1::int, down.id) and ($1::int, down.id) offset 0) d
 )
 select id::text as id from down limit $3
 
@@ -40,19 +48,21 @@ with recursive up(id) as (
     select d.parent_id
       from up
      cross join lateral (
-            select d.parent_id from dependencies d where d.tenant_id = $1 and d.child_id = up.id offset 0) d
+            select d.parent_id from dependencies d
+             where (d.tenant_id, d.child_id) between ($1::int, up.id) and ($1::int, up.id) offset 0) d
 )
 select up.id::text as child_id, d.parent_id::text as parent_id, d.wants, d.root_id::text as root_id
   from up
  cross join lateral (
         select d.parent_id, d.wants, d.root_id from dependencies d
-         where d.tenant_id = $1 and d.child_id = up.id offset 0) d
+         where (d.tenant_id, d.child_id) between ($1::int, up.id) and ($1::int, up.id) offset 0) d
  limit $3
 
 -- :name members
 select j.id::text as id, j.name, j.schedule, coalesce(j.anchored_at, j.created_at) as anchor
   from unnest($2::uuid[]) as k(id)
- cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = k.id limit 1) j
+ cross join lateral (
+        select * from jobs j where (j.tenant_id, j.id) between ($1::int, k.id) and ($1::int, k.id) limit 1) j
 
 -- :name awaiting
 -- A run of the job that waits for runs of its parents.
@@ -61,7 +71,12 @@ select r.id::text as id from runs r
  limit 1
 
 -- :name unlink
-delete from dependencies d where d.tenant_id = $1 and d.child_id = any($2::uuid[]) returning d.parent_id::text as parent_id
+delete from dependencies d
+ using unnest($2::uuid[]) as k(child_id)
+ cross join lateral (
+        select f.ctid as place from dependencies f
+         where (f.tenant_id, f.child_id) between ($1::int, k.child_id) and ($1::int, k.child_id) offset 0) f
+ where d.ctid = f.place
 
 -- :name link
 insert into dependencies (tenant_id, child_id, parent_id, wants, parents, root_id)
@@ -72,7 +87,10 @@ select $1, e.child_id, e.parent_id, e.wants, e.parents, e.root_id
 update dependencies d
    set root_id = n.root_id
   from unnest($2::uuid[], $3::uuid[]) as n(child_id, root_id)
- where d.tenant_id = $1 and d.child_id = n.child_id
+ cross join lateral (
+        select f.ctid as place from dependencies f
+         where (f.tenant_id, f.child_id) between ($1::int, n.child_id) and ($1::int, n.child_id) offset 0) f
+ where d.ctid = f.place
 
 -- :name set_joins
 -- Whether others depend on these jobs, which are held: runs made from now on know it.
@@ -80,6 +98,11 @@ update jobs j
    set joins = not j.joins
   from unnest($2::uuid[]) as k(id)
  cross join lateral (
-        select f.ctid as place, f.joins from jobs f where f.tenant_id = $1 and f.id = k.id limit 1) f
- where f.joins <> exists (select from dependencies d where d.tenant_id = $1 and d.parent_id = k.id)
-   and j.ctid = f.place
+        select f.ctid as place, f.joins from jobs f
+         where (f.tenant_id, f.id) between ($1::int, k.id) and ($1::int, k.id)
+         limit 1) f
+  left join lateral (
+        select true as feeds from dependencies d
+         where (d.tenant_id, d.parent_id) between ($1::int, k.id) and ($1::int, k.id)
+         limit 1) d on true
+ where f.joins <> (d.feeds is not null) and j.ctid = f.place

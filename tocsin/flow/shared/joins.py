@@ -192,6 +192,12 @@ async def hold_graph(connection: Connection, tenant_id: int) -> None:
     await connection.execute(SQL["hold"], tenant_id)
 
 
+async def share_graph(connection: Connection, tenant_id: int) -> None:
+    """Let the tenant's graph be as it is until the end of the transaction. Whoever will `settle` and can take it before
+    any job does, for then nobody who changes the graph meanwhile waits for it in a circle."""
+    await connection.execute(SQL["share_one"], tenant_id)
+
+
 class _Chain(NamedTuple):
     """Which runs of different jobs belong together, and the job whose run by hand began it (None: a schedule did)."""
 
@@ -227,8 +233,8 @@ class _Edge(NamedTuple):
 
 async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
     """What the runs of jobs that depend on these are told; those that there are not yet are made, waiting."""
-    # A statement of its own: what is read after it is what the last change of the graph left. It comes after locks of
-    # jobs and runs that such a change may want; that circle is noticed by PostgreSQL, and whoever it stops tries again.
+    # A statement of its own: what is read after it is what the last change of the graph left. Where it comes after
+    # locks of jobs that such a change wants, PostgreSQL notices the circle, and whoever it stops tries again.
     await connection.execute(SQL["share"], sorted({ended.tenant_id for ended in wave}))
     chains = [_chain(ended) for ended in wave]
     asked = [(ended.tenant_id, ended.job_id, chain.root) for ended, chain in zip(wave, chains, strict=True)]

@@ -95,9 +95,13 @@ returning statement_timestamp()
 -- Alone with a tenant's graph, until the end of the transaction.
 select pg_advisory_xact_lock(hashtextextended('tocsin.graph:' || $1::int, 0))
 
+-- :name share_one
+-- Nobody changes a tenant's graph until the end of the transaction.
+select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || $1::int, 0))
+
 -- :name share
--- Nobody changes these graphs until the end of the transaction. The tenants come in order. Whoever ended the runs may be
--- kept to some jobs; those that wait for them need not be among these, and from here on are seen.
+-- The same of several, which come in order. Whoever ended the runs may be kept to some jobs; those that wait for them need
+-- not be among these, and from here on are seen.
 select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || t.id, 0)), set_config('tocsin.scope', '', true)
   from unnest($1::int[]) as t(id)
 
@@ -121,7 +125,8 @@ select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statemen
        d.parents = 1 or e.chain is null or coalesce(d.root_id = e.chain, false) as whole
   from unnest($1::int[], $2::uuid[], $3::uuid[]) with ordinality as e(tenant_id, job_id, chain, n)
  cross join lateral (
-        select * from dependencies d where d.tenant_id = e.tenant_id and d.parent_id = e.job_id offset 0) d
+        select * from dependencies d
+         where (d.tenant_id, d.parent_id) between (e.tenant_id, e.job_id) and (e.tenant_id, e.job_id) offset 0) d
  cross join lateral (
         select from jobs c
          where c.tenant_id = e.tenant_id and c.id = d.child_id and c.state in ('active', 'paused') limit 1) c
@@ -146,7 +151,8 @@ select k.n::int as n, d.wants, e.run_id::text as run_id, e.state, e.reason,
   from unnest($1::int[], $2::uuid[], $3::timestamptz[], $4::uuid[], $5::uuid[]) with ordinality
        as k(tenant_id, child_id, instant, first_id, join_key, n)
  cross join lateral (
-        select * from dependencies d where d.tenant_id = k.tenant_id and d.child_id = k.child_id offset 0) d
+        select * from dependencies d
+         where (d.tenant_id, d.child_id) between (k.tenant_id, k.child_id) and (k.tenant_id, k.child_id) offset 0) d
   left join lateral (
         (select h.run_id, h.state, h.reason from history h
           where h.tenant_id = k.tenant_id and h.run_id = k.join_key and h.job_id = d.parent_id and h.final
