@@ -154,7 +154,7 @@ async def create_jobs(call: Call) -> Reply:
                 began = time.perf_counter()  # what storing takes is not time for checks
             requests.append(job_request(call.who, stored, None, now))
         except ApiProblem as problem:
-            raise _at(i, problem) from None
+            raise located(f"jobs[{i}]", problem) from None
         if (turn := time.perf_counter() - began) > _TURN_SECONDS:
             spent += turn
             if spent > _MOST_SECONDS:
@@ -182,14 +182,14 @@ def _batch(call: Call) -> list[JobSpec]:
                 try:
                     decode_json(decode_job_spec, bytes(raw))
                 except ApiProblem as found:
-                    raise _at(i, found) from None
+                    raise located(f"jobs[{i}]", found) from None
         raise problem
 
 
-def _at(i: int, problem: ApiProblem) -> ApiProblem:
-    """The same problem, saying which job of the batch has it."""
+def located(at: str, problem: ApiProblem) -> ApiProblem:
+    """The same problem, saying which job of many has it."""
     whole = [{"path": "", "code": problem.code, "message": problem.detail}]
-    errors = [e | {"path": ".".join(filter(None, (f"jobs[{i}]", e["path"])))} for e in problem.errors or whole]
+    errors = [e | {"path": ".".join(filter(None, (at, e["path"])))} for e in problem.errors or whole]
     kind = type(problem) if isinstance(problem, InvalidInput) else InvalidInput
     return kind("; ".join(f"{e['path']}: {e['message']}" for e in errors), code=problem.code, errors=errors)
 

@@ -24,7 +24,7 @@ from tocsin.model.workflow import WorkflowSpec, check, head_spec, node_specs
 from tocsin.node.server.http import Call, answer, cursor_of, decode_json, id_of, limit_of, page
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.backfills import backfill_of
-from tocsin.node.server.routes.edits import documents_again
+from tocsin.node.server.routes.edits import documents_again, located
 from tocsin.node.server.routes.jobs import submit_runs_of
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import (
@@ -126,16 +126,8 @@ def _decode(call: Call) -> WorkflowSpec:
                 try:
                     decode_json(decode_node, bytes(raw))
                 except ApiProblem as found:
-                    raise _at(name, found) from None
+                    raise located(f"jobs.{name[:64]}", found) from None
         raise problem
-
-
-def _at(node: str, problem: ApiProblem) -> ApiProblem:
-    """The same problem, saying which job of the workflow has it."""
-    whole = [{"path": "", "code": problem.code, "message": problem.detail}]
-    at = f"jobs.{node[:64]}"
-    errors = [e | {"path": ".".join(filter(None, (at, e["path"])))} for e in problem.errors or whole]
-    return type(problem)("; ".join(f"{e['path']}: {e['message']}" for e in errors), code=problem.code, errors=errors)
 
 
 @route("GET", "/v1/workflows", "jobs.read")
