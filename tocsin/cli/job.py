@@ -180,10 +180,15 @@ def update(
     print_done(after, became(before, after), as_json, ids)
 
 
+def next_run(job: Document) -> str:
+    """When it runs next, for the end of a sentence."""
+    following = when(job.get("next_run_at"), now())
+    return f", next run {following}" if following else ""
+
+
 def became(before: Document | None, after: Document) -> str:
     """What a job was made, in one sentence."""
-    following = when(after.get("next_run_at"), now())
-    told = f", next run {following}" if following else ""
+    told = next_run(after)
     if before is None or before["id"] != after["id"]:
         return f"created {title(after)}{told}"
     if before["version"] == after["version"]:
@@ -247,8 +252,7 @@ def resume(job: JobRef, reason: Reason = "", if_match: IfMatch = None, as_json: 
     """End a pause."""
     with connect() as client:
         answer = client.resume_job(find_job_id(client, job), reason, if_match=if_match)
-    following = when(answer.get("next_run_at"), now())
-    print_done(answer, f"resumed {title(answer)}" + (f", next run {following}" if following else ""), as_json)
+    print_done(answer, f"resumed {title(answer)}{next_run(answer)}", as_json)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import typer
 
 from tocsin.cli import backfill
 from tocsin.cli.job import COLUMNS as JOB_COLUMNS
-from tocsin.cli.job import became, title
+from tocsin.cli.job import became, next_run, title
 from tocsin.cli.live import follow_drawn
 from tocsin.cli.output import (
     Column,
@@ -34,7 +34,7 @@ from tocsin.cli.shared import (
     noun,
     page_size,
 )
-from tocsin.cli.text import local, milliseconds, relative, when, why
+from tocsin.cli.text import local, milliseconds, relative, why
 from tocsin.model.states import LIVE
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ def resume(workflow: WorkflowRef, reason: Reason = "", if_match: IfMatch = None,
     """End a pause."""
     with connect() as client:
         answer = client.resume_workflow(find_job_id(client, workflow), reason, if_match=if_match)
-    following = when(answer.get("next_run_at"), now())
-    print_done(answer, f"resumed {title(answer)}" + (f", next run {following}" if following else ""), as_json)
+    print_done(answer, f"resumed {title(answer)}{next_run(answer)}", as_json)
 
 
 @app.command()
