@@ -8,8 +8,9 @@
 select w.n::int as n, j.id::text as id, j.name, j.tags::text as tags
   from unnest($2::text[], $3::uuid[]) with ordinality as w(name, id, n)
  cross join lateral (
+        -- A pair with a null in it would be compared with every row of the tenant.
         (select j.id, j.name, j.tags from jobs j
-          where (j.tenant_id, j.id) between ($1::int, w.id) and ($1::int, w.id)
+          where w.id is not null and (j.tenant_id, j.id) between ($1::int, w.id) and ($1::int, w.id)
             and j.state in ('active', 'paused') and j.workflow_id is null
           limit 1)
         union all
