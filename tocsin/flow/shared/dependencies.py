@@ -88,8 +88,12 @@ async def find(
     """The jobs that these children name, by name or id; `newcomers`: the ids of those that come with them, by name.
     Raises which of them there are not."""
     named = sorted({each.job for child in children for each in child.wanted} - set(newcomers or ()))
-    rows = await connection.fetch(SQL["named"], who.tenant_id, named, [parse_id(name) for name in named])
-    known = dict(newcomers or {}) | {named[row["n"] - 1]: row["id"] for row in rows if _sees(who, row)}
+    ids = {name: id_ for name in named if (id_ := parse_id(name)) is not None}
+    rows = await connection.fetch(SQL["named"], who.tenant_id, named, list(ids.values()))
+    seen = [row for row in rows if _sees(who, row)]
+    there = {row["id"] for row in seen}
+    known = dict(newcomers or {}) | {row["name"]: row["id"] for row in seen if row["name"] is not None}
+    known |= {name: id_ for name, id_ in ids.items() if id_ in there}
     found: Parents = {}
     wrong: list[Wrong] = []
     for child in children:
