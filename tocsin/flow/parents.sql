@@ -23,8 +23,8 @@ select k.n::int as n, p.name, p.run_id::text as run_id, p.state, case when p.siz
                 select case when h.reason = 'mapped' then (
                             select '[' || coalesce(string_agg(coalesce(m.result, 'null'), ',' order by m.run_id), '') || ']'
                               from history m
-                             where m.workflow_run_id = h.workflow_run_id and m.job_id = h.job_id
-                               and m.origin_run_id = h.run_id and m.final)
+                             where m.tenant_id = h.tenant_id and m.workflow_run_id = h.workflow_run_id
+                               and m.job_id = h.job_id and m.origin_run_id = h.run_id and m.final)
                             else h.result end as result) e) p
 
 -- :name holds
