@@ -61,6 +61,11 @@ class Settings:
         "environment; empty: the folder `objects` in the home. Also `TOCSIN_OBJECTS`.",
         "",
     )
+    adopt_objects: str = _doc(
+        "Marker of an object storage that was lost, or left on purpose, in whose place the one above comes; the server "
+        "that refuses to start without it names it.",
+        "",
+    )
     hot_days: int = _doc(
         "Days that ended runs and records of the audit stay in PostgreSQL before they are archived to object storage, "
         "at least 2; 0: for ever.",

@@ -40,7 +40,7 @@ begin
                               hot_days = null, logs_days = null, audit_days = null;
     delete from tocsin.pools where name not in ('default', 'workflows') and name not in (select pool from tocsin.lanes);
     update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1;
-    update tocsin.cluster set restored = 0;
+    update tocsin.cluster set restored = 0, objects_id = null;
     update tocsin.audit_sealer set high = (select last_value from tocsin.audit_id_seq), gaps = '[]', epoch = 0;
 end $$
 """

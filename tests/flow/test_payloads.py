@@ -47,7 +47,7 @@ async def kept(scene: Scene) -> str:
 
 def objects(scene: Scene) -> Iterator[bytes]:
     for path in (scene.node.settings.home / "objects").rglob("*"):
-        if path.is_file():
+        if path.is_file() and path.parent.name != "marker":
             yield path.read_bytes()
 
 

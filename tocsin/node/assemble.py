@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from tocsin import __version__
-from tocsin.errors import ApiProblem, SetupError
+from tocsin.errors import ApiProblem, SetupError, Unavailable
 from tocsin.failpoints import Failpoints
-from tocsin.flow import keys, partitions, servers
+from tocsin.flow import keys, marker, partitions, servers
 from tocsin.flow import restored as restoration
 from tocsin.flow.note import Notebook
 from tocsin.flow.payloads import Payloads
@@ -65,6 +65,7 @@ from tocsin.telemetry import get_logger, setup_logging
 
 log = get_logger("node")
 _PATIENCE = 30.0  # seconds for a database that is starting, or failing over, when the server starts
+_OBJECTS_PATIENCE = 10.0  # seconds for object storage at that time: a server serves without it, too
 _OWN_FILES = 256  # for PostgreSQL, object storage and whatever else is not a caller's
 _GRACE_SECONDS = 10.0  # for requests under way when the server is told to go
 
@@ -127,6 +128,7 @@ class Node:
         self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
         self.logins = await Logins.load(self)
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
+        await self._compare_objects()
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents, self.notes)
         self.gateway = Gateway(
             self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.notes, self.objects, self.tell
@@ -159,6 +161,14 @@ class Node:
         ]
         for loop in self._loops if loops else ():
             loop.start()
+
+    async def _compare_objects(self) -> None:
+        try:
+            async with asyncio.timeout(_OBJECTS_PATIENCE):
+                await marker.compare(self.db, self.objects, self.settings.adopt_objects)
+        except (Unavailable, TimeoutError) as error:
+            why = str(error) or f"no answer within {_OBJECTS_PATIENCE:g} seconds"
+            log.warning("whether the object storage is that of the other servers is not known", error=why)
 
     def retire(self) -> None:
         """Go, to be started anew: what this node remembers is not to be trusted any more."""
