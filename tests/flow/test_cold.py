@@ -13,7 +13,6 @@ from tocsin.clock import iso
 from tocsin.failpoints import Failpoints, InjectedFault
 from tocsin.flow import archive, history
 from tocsin.flow.shared import cold
-from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import new_id
 
 
@@ -210,7 +209,7 @@ async def test_files_of_before_a_column_came_are_read(old: Old, monkeypatch: pyt
     before = await page(old)
     new = ("logical_at", "workflow_run_id")
     with monkeypatch.context() as earlier:
-        earlier.setattr(archive, "COLUMNS", {name: kind for name, kind in COLUMNS.items() if name not in new})
+        earlier.setattr(cold, "COLUMNS", {name: kind for name, kind in cold.COLUMNS.items() if name not in new})
         rows = archive.SQL["rows"].replace("end,\n       h.logical_at at time zone 'UTC', h.workflow_run_id", "end")
         earlier.setitem(archive.SQL, "rows", rows)
         line = "null::timestamp as logical_at, null::uuid as workflow_run_id"
