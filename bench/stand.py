@@ -66,7 +66,8 @@ class Stand:
             url = self.postgres.start()
             # Rates are counted as ever, and as high as no machine gets: one key makes all the requests here.
             rates = {"rate_per_key": 1e6, "rate_per_address": 1e6}
-            self.settings = Settings.load({}, home=self.home, database_url=url, port=_free_port(), **rates)
+            # Old days are archived by those who measure it, not by a server in between.
+            self.settings = Settings.load({}, home=self.home, database_url=url, port=_free_port(), hot_days=0, **rates)
             self.keys = bootstrap(self.settings, {})
             # Now, because a template must have no other sessions.
             asyncio.run(self.query(f"create database {FLOOR_DATABASE} template tocsin", database="postgres"))

@@ -69,7 +69,7 @@ class Settings:
     hot_days: int = _doc(
         "Days that ended runs and records of the audit stay in PostgreSQL before they are archived to object storage, "
         "at least 2; 0: for ever.",
-        0,
+        30,
     )
     runs_days: int = _doc("Days that archived runs are kept, unless a tenant's own retention says otherwise.", 365)
     logs_days: int = _doc("Days that logs are kept, unless a tenant's own retention says otherwise.", 365)

@@ -251,14 +251,14 @@ async def test_one_time_jobs_leave_once_nothing_needs_them(scene: Scene) -> None
 
 
 @pytest.mark.parametrize("own", [None, 30])
-async def test_the_archivist_does_all_of_it_if_it_is_told_to(scene: Scene, tmp_path: Path, own: int | None) -> None:
-    """By the server's setting or, if that says nothing, by the tenant's."""
+async def test_the_archivist_does_all_of_it_unless_told_not_to(scene: Scene, tmp_path: Path, own: int | None) -> None:
+    """By the server's setting, also if nobody set it, or where that says never, by the tenant's."""
     node = scene.node
     parquet = Parquet(node.objects, tmp_path / "cold")
     old = Old(scene, parquet)
     await old.make_day(DAY)
     await old.rows(await scene.job(), DAY, 2)
-    for days, left in ((0, True), (30, False)):
+    for days, left in ((0, True), (None, False)):  # None: nobody set it
         if own is not None and not left:
             await scene.sql.execute("update tenants set hot_days = $1", own)
             days = 0
