@@ -33,10 +33,16 @@ def own(cluster: Cluster) -> Iterator[Postgres]:
         yield servers.copy("own")
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all nodes on it have their objects."""
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture
-async def api(own: Postgres, cluster: Cluster, tmp_path: Path) -> AsyncIterator[Api]:
+async def api(own: Postgres, cluster: Cluster, home: Path) -> AsyncIterator[Api]:
     """A whole node on it, all loops turning."""
-    node = Node(Settings.load({}, home=tmp_path, database_url=own.url()))
+    node = Node(Settings.load({}, home=home, database_url=own.url()))
     await node.start()
     yield Api(node, cluster.keys["key"])
     await node.stop()
@@ -164,9 +170,7 @@ async def test_a_server_that_is_still_starting_is_waited_for(own: Postgres) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small file system")
-async def test_a_full_disk_refuses_writes_serves_reads_and_heals(
-    own: Postgres, cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_a_full_disk_refuses_writes_serves_reads_and_heals(own: Postgres, cluster: Cluster, home: Path) -> None:
     room = own.data.parent / "room"
     room.mkdir(mode=0o755)
     own.stop()
@@ -174,7 +178,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_heals(
     own.query(f"create tablespace small location '{room}'")
     own.query("alter table tocsin.jobs set tablespace small", "tocsin")
     own.query("create table public.filler (t text) tablespace small", "tocsin")
-    node = Node(Settings.load({}, home=tmp_path, database_url=own.url()))
+    node = Node(Settings.load({}, home=home, database_url=own.url()))
     await node.start()
     api = Api(node, cluster.keys["key"])
     big = {"target": PROCESS | {"stdin": secrets.token_hex(30_000)}, "schedule": {"manual": True}}

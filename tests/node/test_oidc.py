@@ -121,7 +121,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "an end that is true": {"exp": True},
     "an end far away": {"exp": NOW + 10 * 86_400},
     "an end beyond all": {"exp": 1e300},
-    "not yet": {"nbf": NOW + 600},
+    "not yet": {"nbf": NOW + 86_400},
     "a beginning that is a text": {"nbf": "0"},
     "issued tomorrow": {"iat": NOW + 86_400},
     "nobody": {"sub": None},

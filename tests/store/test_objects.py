@@ -7,6 +7,7 @@ import contextlib
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -63,11 +64,12 @@ def test_who_stores_nothing_loads_no_store() -> None:
 
 
 async def test_folders_and_what_is_in_them_are_listed(store: ObjectStore) -> None:
+    own = f"{uuid.uuid4()}/"  # the server keeps what other tests put there
     for key in ("logs/b/2", "logs/a/1", "logs/a/c/3", "logs/4", "other/5"):
-        await store.put(key, b"")
-    assert await store.folders("logs/") == ["logs/a/", "logs/b/"]
-    assert await store.keys("logs/a/") == ["logs/a/1", "logs/a/c/3"]
-    assert await store.folders("nobody/") == await store.keys("nobody/") == []
+        await store.put(own + key, b"")
+    assert await store.folders(f"{own}logs/") == [f"{own}logs/a/", f"{own}logs/b/"]
+    assert await store.keys(f"{own}logs/a/") == [f"{own}logs/a/1", f"{own}logs/a/c/3"]
+    assert await store.folders(f"{own}nobody/") == await store.keys(f"{own}nobody/") == []
 
 
 # ── a store that is not well ─────────────────────────────────────────────────────────────────────────────────────────

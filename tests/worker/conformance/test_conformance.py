@@ -67,7 +67,8 @@ async def test_a_run_that_is_cancelled_is_gone_when_that_is_told(site: Site, dee
 async def test_a_run_that_takes_too_long_is_gone_when_that_is_told(site: Site, deed: str) -> None:
     run = site.gateway.submit(site.target(deed), timeout=1.0)  # type: ignore[arg-type]
     end = await site.gateway.end_of(run, PATIENCE)
-    assert (end.outcome, class_of(end)) == ("timeout", "timeout") and end.ran_ms >= 1000
+    # The clock of an event loop may be a millisecond ahead of the one that the attempt is measured with.
+    assert (end.outcome, class_of(end)) == ("timeout", "timeout") and end.ran_ms >= 999
     assert site.harness.left() == []
 
 
