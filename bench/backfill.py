@@ -59,7 +59,7 @@ class Backfilled:
     def ratio(self, kind: str) -> float:
         """How many times as late the latest of a hundred live runs starts: the median over neighbours."""
         pairs = zip(self.stretches[::2], self.stretches[1::2], strict=True)
-        return statistics.median(beside.p99 / alone.p99 for alone, beside in pairs if beside.beside == kind)
+        return statistics.median(beside.p99 / max(alone.p99, 0.1) for alone, beside in pairs if beside.beside == kind)
 
     def document(self) -> dict[str, Any]:
         """For the results' file."""

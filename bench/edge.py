@@ -70,29 +70,35 @@ def neighbour(port: int, request: bytes) -> tuple[float, float]:
 
 def flooded(port: int, request: bytes, rate: int, connections: int) -> multiprocessing.Queue[tuple[int, int]]:
     """Begin to ask so often, heeding no answer, for some seconds: how many requests there were, and how many were
-    refused, when they are over."""
+    refused, when they are over. It has begun: it is connected, has had what it may have at once, and is refused."""
     answers: multiprocessing.Queue[tuple[int, int]] = multiprocessing.Queue()
-    multiprocessing.Process(target=_flooding, args=(port, request, rate, connections, answers), daemon=True).start()
+    begun = multiprocessing.Event()
+    given = port, request, rate, connections, answers, begun
+    multiprocessing.Process(target=_flooding, args=given, daemon=True).start()
+    begun.wait(60)
     return answers
 
 
-def _flooding(port: int, request: bytes, rate: int, connections: int, answers: Any) -> None:
-    answers.put(uvloop.run(_ask_on(port, request, rate, connections)))
+def _flooding(port: int, request: bytes, rate: int, connections: int, answers: Any, begun: Any) -> None:
+    answers.put(uvloop.run(_ask_on(port, request, rate, connections, begun)))
 
 
-async def _ask_on(port: int, request: bytes, rate: int, connections: int) -> tuple[int, int]:
+async def _ask_on(port: int, request: bytes, rate: int, connections: int, begun: Any) -> tuple[int, int]:
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
     start = time.perf_counter()
     asked = refused = 0
 
     async def connection(number: int) -> None:
         nonlocal asked, refused
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = opened[number]
         turn = 0
-        while (due := start + (turn * connections + number) / rate) < start + _SECONDS + 1:
+        while (due := start + (turn * connections + number) / rate) < start + _SECONDS + 3:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             writer.write(request)
             status = await submit.answer(reader)
             asked, refused, turn = asked + 1, refused + (status == 429), turn + 1
+            if refused > connections:
+                begun.set()
         writer.close()
 
     await asyncio.gather(*(connection(n) for n in range(connections)))
