@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from typing import Any
 from bench import bare
 from bench.cpu import tree
 from bench.stand import Api, Stand
-from bench.submit import JOB, Rate, answer, request, round_of
+from bench.submit import JOB, Rate, answer, request, round_of, usual_cpu, usual_rate
 from tocsin.flow.keys import new_key
 
 BAR = 0.15
@@ -42,12 +41,12 @@ class Walls:
     @property
     def share(self) -> float:
         """Of the rate that the walls take."""
-        return 1 - _rate(self.walled) / _rate(self.bare)
+        return 1 - usual_rate(self.walled) / usual_rate(self.bare)
 
     @property
     def cpu_share(self) -> float:
         """Of the processors' time that they take: it shows on a machine that others use meanwhile, too."""
-        return 1 - _cpu(self.bare) / _cpu(self.walled)
+        return 1 - usual_cpu(self.bare) / usual_cpu(self.walled)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Access:
 
 def measure(stand: Stand, repeat: int) -> Access:
     """Walls, refusals, revocations."""
-    asyncio.run(_execute(stand, bare.SET_UP))
+    asyncio.run(stand.execute(bare.SET_UP))
     walled = stand.add_server(**_UNLIMITED)
     naked = stand.add_server(module="bench.bare", **_UNLIMITED)
     return Access(_walls(stand, walled, naked, repeat), _refusals(stand, walled), _revocations(stand, walled))
@@ -115,8 +114,8 @@ def _reasons(stand: Stand) -> Iterator[tuple[str, int, str, str]]:
     foreign = api.create_job({"kind": "process", "command": ["true"]}, "access")
     made = {role: api.post("/v1/keys", {"role": role}) for role in ("viewer", "operator", "editor", "worker")}
     scoped = api.post("/v1/keys", {"role": "viewer", "scopes": {"jobs": ["billing-*"]}})["key"]
-    asyncio.run(_execute(stand, f"update api_keys set revoked_at = now() where id = '{made['operator']['id']}'"))
-    asyncio.run(_execute(stand, f"update api_keys set expires_at = now() where id = '{made['editor']['id']}'"))
+    asyncio.run(stand.execute(f"update api_keys set revoked_at = now() where id = '{made['operator']['id']}'"))
+    asyncio.run(stand.execute(f"update api_keys set expires_at = now() where id = '{made['editor']['id']}'"))
     viewer, good = made["viewer"]["key"], stand.keys["key"]
     yield "a key that is not one", 401, good[:-1] + ("0" if good[-1] != "0" else "1"), "/v1/jobs"
     yield "a key that nobody has", 401, new_key(), "/v1/jobs"
@@ -189,19 +188,3 @@ async def _last_answer(port: int, key: str, begun: asyncio.Event) -> float:
             return last
         last = sent
         begun.set()
-
-
-async def _execute(stand: Stand, script: str) -> None:
-    connection = await stand.connect()
-    try:
-        await connection.execute(script)
-    finally:
-        await connection.close()
-
-
-def _rate(rates: list[Rate]) -> float:
-    return statistics.median(rate.per_second for rate in rates)
-
-
-def _cpu(rates: list[Rate]) -> float:
-    return statistics.median(rate.server_us + rate.postgres_us for rate in rates)

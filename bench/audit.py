@@ -7,12 +7,11 @@ stored, so that there is nothing to seal either.
 from __future__ import annotations
 
 import asyncio
-import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.stand import Stand
-from bench.submit import Rate, submit_flat_out
+from bench.submit import Rate, submit_flat_out, usual_cpu, usual_rate
 
 BAR = 0.15
 _SWALLOW = """
@@ -35,12 +34,12 @@ class Cost:
     @property
     def share(self) -> float:
         """Of the rate that auditing takes."""
-        return 1 - _rate(self.audited) / _rate(self.silent)
+        return 1 - usual_rate(self.audited) / usual_rate(self.silent)
 
     @property
     def cpu_share(self) -> float:
         """Of the processors' time that auditing takes: it shows on a machine that others use meanwhile, too."""
-        return 1 - _cpu(self.silent) / _cpu(self.audited)
+        return 1 - usual_cpu(self.silent) / usual_cpu(self.audited)
 
     def document(self) -> dict[str, Any]:
         """For the results' file."""
@@ -54,23 +53,7 @@ def measure(stand: Stand, repeat: int) -> Cost:
     for _ in range(repeat):
         audited.append(submit_flat_out(stand, "submit, audited and sealed"))
         behind.append(asyncio.run(stand.query(_BEHIND))[0][0])
-        asyncio.run(_execute(stand, _SWALLOW))
+        asyncio.run(stand.execute(_SWALLOW))
         silent.append(submit_flat_out(stand, "submit without the audit"))
-        asyncio.run(_execute(stand, _KEEP))
+        asyncio.run(stand.execute(_KEEP))
     return Cost(audited, silent, behind)
-
-
-async def _execute(stand: Stand, script: str) -> None:
-    connection = await stand.connect()
-    try:
-        await connection.execute(script)
-    finally:
-        await connection.close()
-
-
-def _rate(rates: list[Rate]) -> float:
-    return statistics.median(rate.per_second for rate in rates)
-
-
-def _cpu(rates: list[Rate]) -> float:
-    return statistics.median(rate.server_us + rate.postgres_us for rate in rates)

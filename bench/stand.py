@@ -109,6 +109,14 @@ class Stand:
         finally:
             await connection.close()
 
+    async def execute(self, script: str) -> None:
+        """Statements of which no rows are wanted, as superuser."""
+        connection = await self.connect()
+        try:
+            await connection.execute(script)
+        finally:
+            await connection.close()
+
     async def conditions(self) -> dict[str, str]:
         """The settings of PostgreSQL that decide what a figure is worth."""
         rows = await self.query("select name, setting, unit from pg_settings where name = any($1)", CONDITIONS)

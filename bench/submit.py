@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -36,6 +38,16 @@ class Rate:
     def document(self) -> dict[str, Any]:
         """For the results' file."""
         return asdict(self)
+
+
+def usual_rate(rates: Sequence[Rate]) -> float:
+    """Answers a second, in the middle of several rounds."""
+    return statistics.median(rate.per_second for rate in rates)
+
+
+def usual_cpu(rates: Sequence[Rate]) -> float:
+    """CPU µs of an answer, the same way."""
+    return statistics.median(rate.server_us + rate.postgres_us for rate in rates)
 
 
 def measure(stand: Stand) -> list[Rate]:

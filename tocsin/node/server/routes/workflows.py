@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from tocsin.flow.shared.nodes import Nodes
 from tocsin.flow.shared.transitions import Controlled
 from tocsin.flow.submit import Stored, job_request
 from tocsin.model.graph import MOST_NODES
-from tocsin.model.job import NAME
 from tocsin.model.states import LIVE
 from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.workflow import WorkflowSpec, check, head_spec, node_specs
@@ -26,6 +24,7 @@ from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.backfills import backfill_of
 from tocsin.node.server.routes.edits import documents_again, located
 from tocsin.node.server.routes.jobs import submit_runs_of
+from tocsin.node.server.routes.named import new_name, versioned
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import (
     Nothing,
@@ -60,9 +59,7 @@ async def create_workflow(call: Call) -> Reply:
 
 @route("PUT", "/v1/workflows/by-name/{name}", "jobs.write")
 async def put_workflow(call: Call) -> Reply:
-    name = call.request.params["name"]
-    if not re.fullmatch(NAME, name):
-        raise InvalidInput.field("name", "invalid", "a name has 1 to 128 of the characters a-z A-Z 0-9 . _ -")
+    name = new_name(call)
     spec = _decode(call)
     if spec.name != name:
         raise InvalidInput.field("name", "invalid", f"is not {name!r}, as the path says")
@@ -189,7 +186,7 @@ async def _again(call: Call, replay: Replay) -> Reply:
 def _answer(job: dict[str, Any], status: int, headers: dict[str, str] | None) -> Reply:
     if job["target"]["kind"] != "workflow":
         raise NotFound("there is no such workflow")
-    return answer(_document(job), status, {"etag": f'"{job["version"]}"'} | (headers or {}))
+    return versioned(_document(job), status, headers)
 
 
 def _document(job: dict[str, Any]) -> dict[str, Any]:
