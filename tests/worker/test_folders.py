@@ -35,3 +35,21 @@ def test_only_what_a_dead_worker_of_this_namespace_has_left_is_removed(
         (path / "a").mkdir(parents=True)
     folders._sweep()
     assert set(tmp_path.iterdir()) == {mine, theirs}
+
+
+def test_workers_that_begin_together_may_sweep_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
+    dead = max(psutil.pids()) + 100_000
+    left = [tmp_path / f"tocsin-runs-{folders._namespace()}-{dead}-{name}" for name in "ab"]
+    for path in left:
+        path.mkdir()
+    looked = os.path.exists
+
+    def another_was_faster(path: str) -> bool:
+        for each in left:
+            folders._remove(str(each))
+        return looked(path)
+
+    monkeypatch.setattr(folders.os.path, "exists", another_was_faster)
+    folders._sweep()
+    assert list(tmp_path.iterdir()) == []

@@ -75,8 +75,9 @@ def _sweep() -> None:
         found = _OURS.fullmatch(path.name)
         if found is None or int(found[1]) != _namespace():  # a worker in another container may share the folder with us
             continue
-        if not os.path.exists(f"/proc/{found[2]}") and path.lstat().st_uid == os.getuid():
-            _remove(str(path))
+        with contextlib.suppress(FileNotFoundError):  # another worker that begins now sweeps, too
+            if not os.path.exists(f"/proc/{found[2]}") and path.lstat().st_uid == os.getuid():
+                _remove(str(path))
 
 
 def _namespace() -> int:
@@ -103,6 +104,8 @@ def _remove(path: str) -> None:
                 if os.path.commonpath([path, each]) == path and stat.S_ISDIR(os.lstat(each).st_mode):
                     os.chmod(each, 0o700)
             shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
+        except FileNotFoundError:
+            pass  # another sweeps the same
         except OSError as exc:
             failed.append(f"{name}: {exc}")
 
