@@ -287,7 +287,7 @@ async def test_a_large_run_is_not_starved_by_small_ones(scene: Scene) -> None:
     assert len(running) == 1, "as soon as there was room, and no later"
 
 
-async def test_a_worker_is_not_kept_for_a_run_that_has_gone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_is_not_kept_for_a_run_that_has_gone(scene: Scene) -> None:
     worker = await hire(scene, cpu=4)
     [small] = await scene.ask(await scene.job(resources={"cpu": 2}))
     desk = Desk(scene, patience=timedelta(0))
@@ -300,11 +300,20 @@ async def test_a_worker_is_not_kept_for_a_run_that_has_gone(scene: Scene, monkey
     [other] = await scene.ask(await scene.job(resources={"cpu": 1}))
     assert await desk.served(poll) == [[]], "it is kept for the large one"
     await scene.api.post(f"/v1/runs/{large}/cancel")
-    monkeypatch.setattr(fitting, "_FADES", 0.05)
-    async with asyncio.timeout(20):
-        while not poll.answer.done():
-            await desk.turn()
-    assert [row["id"] for row in poll.answer.result()] == [other]
+    assert await desk.served(poll) == [[other]]
+
+
+async def test_nor_for_one_that_another_dispatcher_has_started(scene: Scene) -> None:
+    small, big = await hire(scene, cpu=4), await hire(scene, cpu=4)
+    await scene.ask(await scene.job(resources={"cpu": 2}))
+    await scene.ask(await scene.job(resources={"cpu": 4}))
+    desk, other = Desk(scene, patience=timedelta(0)), Desk(scene)
+    assert len(await take(scene, small, 1)) == 1
+    poll = desk.ask(small, 1)
+    assert await desk.served(poll) == [[]], "it is kept for the large one"
+    assert [len(ids) for ids in await other.served(other.ask(big))] == [1]
+    [last] = await scene.ask(await scene.job(resources={"cpu": 1}))
+    assert await desk.served(poll) == [[last]]
 
 
 # ── labels ───────────────────────────────────────────────────────────────────────────────────────────────────────

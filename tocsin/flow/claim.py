@@ -46,7 +46,7 @@ class Fitting(NamedTuple):
 
     spare: Sequence[str] = ()
     lanes: Mapping[str, Collection[int]] = {}
-    kept: Mapping[str, str] = {}
+    kept: Mapping[str, Key] = {}
     near_wait: timedelta = timedelta(seconds=2)
     patience: timedelta = timedelta(seconds=30)
 
@@ -202,9 +202,11 @@ class _Caps:
 class _Fit:
     """Where runs that need more than a slot go: between workers whose rows are held, with what is left of them."""
 
-    def __init__(self, rooms: dict[str, Room], preferred: Mapping[int, Row], fitting: Fitting) -> None:
+    def __init__(
+        self, rooms: dict[str, Room], preferred: Mapping[int, Row], awaited: Collection[str], fitting: Fitting
+    ) -> None:
         self._workers, self._seating = list(rooms), Seating(list(rooms.values()))
-        self._preferred, self._fitting = preferred, fitting
+        self._preferred, self._awaited, self._fitting = preferred, awaited, fitting
         self.unfit: list[Unfit] = []
 
     @classmethod
@@ -217,6 +219,7 @@ class _Fit:
             slots.setdefault(workers[worker - 1], []).append(slot)
         held = {row["id"]: row for row in await connection.fetch(SQL["lock_workers"], list(slots))}
         used = {row["id"]: Amounts(*row["used"]) for row in await connection.fetch(SQL["holdings"], list(held))}
+        kept = await _still_kept(connection, fitting.kept) if fitting.kept else {}
         rooms = {
             worker: Room(
                 slots[worker],
@@ -224,13 +227,14 @@ class _Fit:
                 used[worker],
                 msgspec.json.decode(held[worker]["labels"]),
                 fitting.lanes.get(worker),
-                fitting.kept.get(worker),
+                kept.get(worker),
             )
             for worker in slots
             if worker in held
         }
         lanes = sorted({row["lane_id"] for row in candidates})
-        return cls(rooms, {row["id"]: row for row in await connection.fetch(SQL["wanted_labels"], lanes)}, fitting)
+        preferred = {row["id"]: row for row in await connection.fetch(SQL["wanted_labels"], lanes)}
+        return cls(rooms, preferred, kept.values(), fitting)
 
     def seat(self, run: Row) -> bool:
         """Whether there is a worker for this run; it is given its slot."""
@@ -245,7 +249,7 @@ class _Fit:
             NOTHING if run["needs"] is None else Amounts(*run["needs"]),
             {} if wanted is None else msgspec.json.decode(wanted["prefer"]),
             near_only,
-            starving and run["id"] not in self._fitting.kept.values(),
+            starving and run["id"] not in self._awaited,
         )
         if self._seating.seat(guest):
             return True
@@ -261,6 +265,13 @@ class _Fit:
     def kept(self) -> dict[str, str | None]:
         """For whom each of these workers is kept."""
         return {worker: self._seating.kept.get(i) for i, worker in enumerate(self._workers)}
+
+
+async def _still_kept(connection: Connection, kept: Mapping[str, Key]) -> dict[str, str]:
+    """Without workers that are kept for a run that another dispatcher has started since, or that ended."""
+    rows = await connection.fetch(SQL["still_queued"], *columns(sorted(set(kept.values())), 2))
+    queued = {row["id"] for row in rows}
+    return {worker: run.id for worker, run in kept.items() if run.id in queued}
 
 
 def _judge(runs: Sequence[Row], limits: Mapping[str, Row], slots: int, caps: _Caps, fit: _Fit | None) -> Verdict:

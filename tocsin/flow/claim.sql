@@ -194,6 +194,16 @@ select k.id::text as id, u.used
           from runs r
          where r.worker_id = k.id and r.needs is not null and r.state in ('running', 'stopping')) u
 
+-- :name still_queued
+-- Which of these runs could start if there were room.
+select r.id::text as id
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+ cross join lateral (
+        select * from runs r
+         where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
+           and (r.state = 'ready' or r.state = 'staged' and r.ready_at <= now())
+         limit 1) r
+
 -- :name wanted_labels
 -- The labels that these lanes prefer, and whether a worker that has them and may take from the lane lives.
 select l.id, l.prefer::text as prefer,

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tocsin.flow.claim import Fitting, Share, Taken
+from tocsin.flow.shared.transitions import Key
 
 PlaceKey = tuple[int, int]  # (lane, tenant)
 
@@ -23,7 +24,7 @@ _LOOKS = 200  # runs that are looked at in one claim, over all places, beyond wh
 
 
 class _Kept(NamedTuple):
-    run_id: str
+    run: Key
     seen: float
 
 
@@ -63,7 +64,7 @@ class Fitter:
         """For a claim on behalf of these workers; `spare`: of slots that only runs with needs may have."""
         fresh = time.monotonic() - _FADES
         self._kept = {worker: kept for worker, kept in self._kept.items() if kept.seen > fresh}
-        kept = {worker: one.run_id for worker, one in self._kept.items()}
+        kept = {worker: one.run for worker, one in self._kept.items()}
         return Fitting(spare, lanes, kept, self._near_wait, self._patience)
 
     def learn(self, shares: Iterable[Share], taken: Taken) -> None:
@@ -79,12 +80,12 @@ class Fitter:
         self._looked |= dict.fromkeys(in_vain, now)
         full = [key for key, order_keys in in_vain.items() if len(order_keys) >= looks[key]]
         self._from |= {key: max(in_vain[key]) + timedelta(microseconds=1) for key in full}
-        seen = {unfit.run_id for unfit in taken.unfit}
+        seen = {unfit.run_id: Key(unfit.tenant_id, unfit.run_id) for unfit in taken.unfit}
         for worker, run_id in taken.kept.items():
             if run_id is None:
                 self._kept.pop(worker, None)
             elif run_id in seen:  # else it may be gone
-                self._kept[worker] = _Kept(run_id, now)
+                self._kept[worker] = _Kept(seen[run_id], now)
         if self._kept:
             started = {row["id"] for row in taken.rows}
-            self._kept = {worker: kept for worker, kept in self._kept.items() if kept.run_id not in started}
+            self._kept = {worker: kept for worker, kept in self._kept.items() if kept.run.id not in started}
