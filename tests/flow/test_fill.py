@@ -127,10 +127,10 @@ async def test_what_one_turn_holds_another_leaves_for_later(scene: Scene, other:
     await ask(scene, job)
     async with other.transaction("test") as connection:
         await connection.fetch("select from backfills for no key update")
-        assert await turn(scene) == Filled([], True)
+        assert await turn(scene) == Filled([], 0, True)
     async with other.transaction("test") as connection:
         await connection.fetch("select from jobs for no key update")
-        assert await turn(scene) == Filled([], True)
+        assert await turn(scene) == Filled([], 0, True)
     assert (await turn(scene)).hints
 
 

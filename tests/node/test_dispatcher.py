@@ -23,9 +23,9 @@ from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.loop import Pace
 
 
-async def worker_of(scene: Scene) -> Worker:
+async def worker_of(scene: Scene, slots: int = 1) -> Worker:
     worker_id = await scene.employ(new_id(scene.db.clock.now()))
-    return Worker(worker_id, "default", ["process"], [], "live", 1000)
+    return Worker(worker_id, "default", ["process"], [], "live", slots)
 
 
 async def tenant(scene: Scene, slug: str, weight: int = 1) -> Api:
@@ -340,3 +340,57 @@ async def buffers(scene: Scene, statement: str, *args: object) -> int:
         await connection.execute("rollback")
     plan = json.loads(rows[0][0])[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+async def test_some_slots_stay_free_for_what_falls_due_meanwhile(scene: Scene) -> None:
+    dispatcher = told(scene, 60)
+    job = await scene.job()
+    soon = await staged_in(scene, job, *range(10, 20))
+    worker = await worker_of(scene, slots=8)
+    assert await got(dispatcher, dispatcher.open_poll(worker, 8, ahead=True)) == soon[:6], "a quarter of a small worker"
+    rest = dispatcher.open_poll(worker, 2, ahead=True, held=6, held_for=5)
+    assert await got(dispatcher, rest) is None
+    assert await dispatcher.run_once() > 0.1, "it does not look again and again for what it may not give"
+    due = await scene.ask(job, 2)
+    assert await got(dispatcher, rest) == due, "without one of the six giving way"
+    large = await worker_of(scene, slots=1000)
+    assert await got(dispatcher, dispatcher.open_poll(large, 18, ahead=True)) == soon[6:8], "sixteen of a large one"
+
+
+async def test_after_a_claim_at_its_instant_the_next_one_is_known(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that fall due between two scans, for somebody who takes nothing ahead."""
+    dispatcher = told(scene, 60)
+    ids = await staged_in(scene, await scene.job(), 0.5, 1.0, 1.5)
+    monkeypatch.setattr("tocsin.node.dispatcher._HUNGRY_SCAN", 3600)
+    monkeypatch.setattr("tocsin.node.dispatcher._BUSY_SCAN", 3600)
+    worker = await worker_of(scene)
+    dispatcher.start()
+    try:
+        for run_id in ids:
+            [row] = await asyncio.wait_for(dispatcher.open_poll(worker, 1).answer, 10)
+            assert row["id"] == run_id
+    finally:
+        await dispatcher.stop()
+
+
+async def test_what_falls_due_while_a_claim_ahead_is_under_way_is_not_passed_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = told(scene, 60)
+    first, second = await staged_in(scene, await scene.job(), 1, 50)
+    await dispatcher.run_once()  # the scan of the beginning
+    monkeypatch.setattr("tocsin.node.dispatcher._HUNGRY_SCAN", 3600)
+    monkeypatch.setattr("tocsin.node.dispatcher._BUSY_SCAN", 3600)
+    take_ahead = claim.take_ahead
+
+    async def late(*args: Any) -> claim.Ahead:
+        await scene.sql.execute("select pg_sleep_until(ready_at) from runs where id = $1", first)
+        return await take_ahead(*args)
+
+    monkeypatch.setattr(claim, "take_ahead", late)
+    worker = await worker_of(scene)
+    assert await got(dispatcher, dispatcher.open_poll(worker, 2, ahead=True)) == [second]
+    poll = dispatcher.open_poll(worker, 2, ahead=True)
+    assert await got(dispatcher, poll) == [first]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tocsin.worker.session import CLAIM_WAIT
 from tocsin.worker.timing import instant
 
 from .conftest import alive, started, until, worker
@@ -174,6 +175,16 @@ async def test_a_run_that_is_about_to_start_does_not_give_way() -> None:
         assert (await gateway.end_of(held)).outcome == "succeeded"
         assert (await gateway.end_of(due)).outcome == "succeeded"
         assert gateway.returned == []
+
+
+async def test_who_has_most_of_its_slots_waiting_asks_again_before_they_have_all_started() -> None:
+    async with started(slots=3, heartbeat=0.1) as (gateway, _):
+        gateway.process("true", in_seconds=9)
+        await gateway.until(lambda: gateway.claims[-1].held == 1)
+        assert gateway.claims[-1].wait == CLAIM_WAIT, "more are free than will be"
+        gateway.process("true", in_seconds=8)
+        await gateway.until(lambda: gateway.claims[-1].held == 2)
+        assert gateway.claims[-1].wait < 5
 
 
 async def test_functions_wait_for_their_instant_in_the_runner() -> None:

@@ -63,11 +63,13 @@ class Unfit(NamedTuple):
 
 class Taken(NamedTuple):
     """The claimed rows, each with the `slot` it goes to (from 1); the places of all that left the queue, among them
-    what was parked or ended instead of claimed; when the rates that were used let the next one through; whether
-    something waits for what it is to replace; what found no worker; and who of those it looked at is kept for whom."""
+    what was parked or ended instead of claimed; for each place the next instant of what is staged; when the rates that
+    were used let the next one through; whether something waits for what it is to replace; what found no worker; and who
+    of those it looked at is kept for whom."""
 
     rows: list[Row]
     left: Counter[tuple[int, int]]
+    next_due: dict[tuple[int, int], datetime | None]
     opens: dict[Key, datetime]
     replaces: bool
     unfit: Sequence[Unfit] = ()
@@ -92,6 +94,7 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
         rows = await db.fetch("vital", SQL["take"], workers, whose[: len(slots)], *columns(looks, 6)[:5])
     received = time.monotonic()
     await db.failpoints.hit("claim.after_commit")
+    rows, later = rows[: len(rows) - len(shares)], rows[len(rows) - len(shares) :]
     going = [row for row in rows if row["verdict"] == "go"]
     if going:
         # A clock that was set back is noticed before anybody is told an instant that it has not reached.
@@ -112,7 +115,7 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
     replaces = any(row["verdict"] == "replace" for row in others)
     awaited = [row for row in others if row["joins"] and row["verdict"] in _SKIPPED]
     woken = await _skip(db, awaited) if awaited else []
-    return Taken(going, left, more.opens, replaces, more.unfit, more.kept, woken)
+    return Taken(going, left, _next_due(later), more.opens, replaces, more.unfit, more.kept, woken)
 
 
 async def _skip(db: Database, rows: Sequence[Row]) -> list[Hint]:
@@ -353,7 +356,11 @@ async def take_ahead(db: Database, shares: Sequence[Share], slots: Sequence[str]
     left = rows[len(going) :]
     until = left[0]["scheduled_for"]
     db.clock.observe(until - lead, sent, received)
-    return Ahead(going, until, {(row["lane_id"], row["tenant_id"]): row["ready_at"] for row in left})
+    return Ahead(going, until, _next_due(left))
+
+
+def _next_due(later: Sequence[Row]) -> dict[tuple[int, int], datetime | None]:
+    return {(row["lane_id"], row["tenant_id"]): row["ready_at"] for row in later}
 
 
 async def promote(

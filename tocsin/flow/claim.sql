@@ -40,7 +40,7 @@ living as materialized (
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
 -- (→ waiting) or ended (→ skipped). Rows under an exact limit, or with needs of their own, are only named: they need the
--- lock of the limit, or of a worker, first.
+-- lock of the limit, or of a worker, first. Last, for each place (`later`), comes the next instant of what is staged.
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares
 --   $6 floors of what is ready  $7 floors of what is staged
 -- :include slots
@@ -162,6 +162,14 @@ select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, 
        null, null, false, true, j.key_id::text, j.joins
   from judged j
  where j.verdict <> 'go'
+union all
+select 'later', w.tenant_id, '', '', 0, 0, 0, 0, 0, null,
+       (select r.ready_at from runs r
+         where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged' and r.ready_at > now()
+         order by r.ready_at
+         limit 1),
+       null, null, null, null, w.lane_id, null, null, false, true, null, false
+  from want w
 
 -- :name lock_limits
 -- A limit that somebody else holds is left out: claims never wait.

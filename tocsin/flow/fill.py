@@ -36,9 +36,10 @@ COUNTS = {
 
 
 class Filled(NamedTuple):
-    """Where runs were made; and whether there is more to do at once, or somebody else was at some of it."""
+    """Where runs were made and how many; whether there is more to do at once, or somebody else was at some of it."""
 
     hints: list[Hint]
+    made: int
     more: bool
 
 
@@ -90,7 +91,7 @@ async def fill(db: Database, tables: Tables, everywhere: bool) -> Filled:
     """One turn: over backfills of which runs have ended or, `everywhere`, all that are open."""
     due = sorted(_key(row) for row in await db.fetch("engine", SQL["due"], everywhere, AT_ONCE))
     if not due:
-        return Filled([], False)
+        return Filled([], 0, False)
     async with db.transaction("fill") as connection:
         rows = await connection.fetch(SQL["take"], *columns(due, 2))
         turns = await _turns(connection, rows, tables)
@@ -101,7 +102,7 @@ async def fill(db: Database, tables: Tables, everywhere: bool) -> Filled:
         if len(rows) < len(due):
             await connection.execute(SQL["forget"], *columns(due, 2))
     FILLED.inc(len(staged))
-    return Filled(hints(staged), len(due) >= AT_ONCE or len(rows) < len(due))
+    return Filled(hints(staged), len(staged), len(due) >= AT_ONCE or len(rows) < len(due))
 
 
 def _key(row: Row) -> Key:

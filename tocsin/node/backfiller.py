@@ -12,9 +12,10 @@ from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 
 _SWEEP_SECONDS = 1.0
-# After each turn it rests, five times as long as the turn took: nobody waits for the past, what ends meanwhile is taken
-# up together, and where the database is busy with live work there is less of this, not more.
-_REST, _SHORTEST_REST, _LONGEST_REST = 5.0, 0.05, 1.0
+# After each turn it rests, for as long as so many turns take, or the runs that it made: nobody waits for the past, what
+# ends meanwhile is taken up together, and where the database is busy with live work there is less of this, not more.
+_REST_PER_TURN, _REST_PER_RUN = 15, 0.05
+_SHORTEST_REST, _LONGEST_REST = 0.05, 1.0
 
 
 class Backfiller(Loop):
@@ -45,5 +46,6 @@ class Backfiller(Loop):
         if filled.hints:
             self._hint(filled.hints)
         now = time.monotonic()
-        self._rested_at = now + min(max(_REST * (now - begun), _SHORTEST_REST), _LONGEST_REST)
+        rest = max(_REST_PER_TURN * (now - begun), _REST_PER_RUN * filled.made, _SHORTEST_REST)
+        self._rested_at = now + min(rest, _LONGEST_REST)
         return 0.0 if filled.more else max(0.0, self._sweep_at - now)

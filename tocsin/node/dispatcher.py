@@ -35,6 +35,7 @@ _BUSY_SCAN = 2.0
 _STRAGGLERS = timedelta(seconds=60)  # longer than any transaction: what it stages was to come when it began
 _OUT_OF_ORDER = timedelta(seconds=5)  # how much later than others something may be inserted that comes before them
 THE_END = datetime.max.replace(tzinfo=THE_BEGINNING.tzinfo)
+_KEPT_FREE = 16  # slots of a worker, or a quarter of a small one's, that are not given out ahead
 _MOST_PER_CLAIM = 1000
 _PROMOTE = 1000
 _Claimed = TypeVar("_Claimed", claim.Taken, claim.Ahead)
@@ -73,6 +74,12 @@ class Poll:
     claiming: bool = False
     closed: bool = False
     uncertain: bool = False  # a claim for it failed, perhaps after its commit
+
+    @property
+    def slots_ahead(self) -> int:
+        """How many runs it takes before their instant. Some slots stay free for what falls due meanwhile: a run that
+        gives way is late, and a worker whose slots all wait for an instant that is near asks for nothing."""
+        return max(0, self.slots - min(self.worker.slots // 4, _KEPT_FREE)) if self.ahead else 0
 
     def settle(self, rows: list[Row]) -> None:
         """Answer it, once."""
@@ -215,7 +222,7 @@ class Dispatcher(Loop):
             for reach in {poll.reach for poll in self.polls}:
                 self._served[reach.lanes] = time.monotonic()
                 claimed |= await self._serve(reach)
-        for reach in {poll.reach for poll in self.polls if poll.ahead} if self.lead else ():
+        for reach in {poll.reach for poll in self.polls if poll.slots_ahead} if self.lead else ():
             await self._serve_ahead(reach)
         if time.monotonic() - self._scanned >= (_HUNGRY_SCAN if self.polls else _BUSY_SCAN):
             await self._scan()
@@ -231,7 +238,7 @@ class Dispatcher(Loop):
             longest = RECOUNT
         if self.polls and self._fitter.room_came:
             longest, self._fitter.room_came = LOOK_AGAIN, False
-        reaches = {poll.reach for poll in self.polls if poll.ahead and poll.slots} if self.lead else set()
+        reaches = {poll.reach for poll in self.polls if poll.slots_ahead} if self.lead else set()
         reaches = {reach.without(self.lanes.fitted) for reach in reaches}
         of_all = frozenset[int]().union(*(reach.lanes for reach in reaches if reach.tenants is None))
         of_some = [reach for reach in reaches if reach.tenants is not None]
@@ -337,7 +344,7 @@ class Dispatcher(Loop):
 
     async def _serve_ahead(self, reach: Reach) -> None:
         """The same with what falls due soon, for slots that nothing due wants."""
-        polls = [p for p in self.polls if p.reach == reach and p.ahead and not p.answer.done()]
+        polls = [p for p in self.polls if p.reach == reach and p.slots_ahead and not p.answer.done()]
         pool = polls[0].worker.pool if polls else ""
         # Who has room for what needs more than a slot is not known before its instant.
         simple = reach.without(self.lanes.fitted)
@@ -352,7 +359,7 @@ class Dispatcher(Loop):
         for key in places.keys() - open_.keys():
             self._places[key].ahead_until = places[key]  # they wait for their instant
         polls = [p for p in polls if not p.answer.done()]
-        slots = _interleave(polls, lambda p: p.slots)[:_MOST_PER_CLAIM]
+        slots = _interleave(polls, lambda p: p.slots_ahead)[:_MOST_PER_CLAIM]
         shares = self._quotas.capped(self._shares(open_, len(slots), pool)) if slots else []
         if not shares:
             return
@@ -418,13 +425,14 @@ class Dispatcher(Loop):
             key = share.lane_id, share.tenant_id
             place = self._places[key]
             place.crowded = taken.left[key] >= share.most
+            place.next_due = _sooner(place.next_due, taken.next_due[key])
             if place.hints == before:
                 place.may_have = place.crowded
                 # What found no room stands before what was taken.
                 place.floor = place.floor if key[0] in self.lanes.fitted else last.get(key, place.floor)
         for unfit in taken.unfit:
             place = self._places[unfit.lane_id, unfit.tenant_id]
-            place.next_due = min(filter(None, (place.next_due, unfit.until)), default=None)
+            place.next_due = _sooner(place.next_due, unfit.until)
 
     def _learn_ahead(self, shares: Sequence[Share], hints: Sequence[int], taken: claim.Ahead) -> None:
         """The same of a claim ahead: what comes next, and up to when all that could go has gone."""
@@ -432,8 +440,10 @@ class Dispatcher(Loop):
         for share, before in zip(shares, hints, strict=True):
             key = share.lane_id, share.tenant_id
             place, left = self._places[key], taken.next_due[key]
-            if place.hints != before:
-                place.next_due = min((at for at in (place.next_due, left) if at is not None), default=None)
+            # What fell due before the claim came to it was not taken ahead, and is not among what is left either.
+            overtaken = place.next_due is not None and place.next_due <= taken.until - self.lead
+            if place.hints != before or overtaken:
+                place.next_due = _sooner(place.next_due, left)
                 continue
             place.next_due = left
             if got[key] < share.most:
@@ -503,6 +513,10 @@ class Dispatcher(Loop):
                 self._places.pop(key, None)
         for times in self._times.values():
             times.forget_idle({tenant for _, tenant in seen})
+
+
+def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
+    return min(filter(None, (one, other)), default=None)
 
 
 def _interleave(polls: list[Poll], free: Callable[[Poll], int]) -> list[Poll]:

@@ -31,6 +31,7 @@ log = get_logger("worker")
 
 CLAIM_WAIT = 20.0
 _LEASE_CHECK = 0.1
+_SHORTEST_OFFER = 0.05  # seconds that a claim waits at least, when more slots are about to come free
 _GIVES_WAY = 0.01  # a run that goes to its executor sooner than this does not give way any more
 _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
@@ -229,11 +230,21 @@ class Session:
             held=held,
             held_for=held_for if held else 0.0,
             last_claim=self._last_claim,
-            wait=CLAIM_WAIT if free > 0 else min(held_for, CLAIM_WAIT),
+            wait=self._offer_stands(free, held_for),
             shared_specs=True,
             payload_urls=True,
             content_urls=True,
         )
+
+    def _offer_stands(self, free: int, held_for: float) -> float:
+        """For how long to wait for an answer. Who has fewer free slots than runs that wait for their instant offers
+        more soon: when half of the time is over in which those start."""
+        if free <= 0:
+            return min(held_for, CLAIM_WAIT)
+        if free >= len(self._held):
+            return CLAIM_WAIT
+        last = max(self._held)[0] - time.monotonic()
+        return min(max(last / 2, _SHORTEST_OFFER), CLAIM_WAIT)
 
     def _take(self, answer: wire.ClaimAnswer) -> None:
         self._last_claim = max(self._last_claim, answer.claim_id)
