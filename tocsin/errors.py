@@ -15,6 +15,7 @@
     │   ├── MisdirectedRequest 421 a name that this server does not go by
     │   ├── InvalidInput      422  readable, but not acceptable; names each field
     │   │   └── NotSupported       named by the contract, not built yet
+    │   ├── UpgradeRequired   426  a worker of another release than this server can work with
     │   ├── TooManyRequests   429
     │   ├── HeadersTooLarge   431
     │   ├── Unavailable       503
@@ -140,6 +141,10 @@ class InvalidInput(ApiProblem):
 
 class NotSupported(InvalidInput):
     title, default_code = "Not supported yet", "not_supported"
+
+
+class UpgradeRequired(ApiProblem):
+    status, title, default_code = 426, "Upgrade required", "upgrade_required"
 
 
 class TooManyRequests(ApiProblem):

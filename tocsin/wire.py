@@ -339,6 +339,12 @@ class FeedEvent(Struct, omit_defaults=True):
 
 # ── worker protocol ──────────────────────────────────────────────────────────────────────────────────────────────
 
+# Which protocol a worker speaks stands in a header of each of its calls, so that it can be told even by a server that
+# could not read its bodies. Fields come and go without another number; it rises when both sides must know of a change,
+# and a server goes on to speak the one before, so that servers can be upgraded first and workers after them.
+PROTOCOL_HEADER = "Tocsin-Protocol"
+PROTOCOL, OLDEST_PROTOCOL = 1, 1
+
 
 class Register(Struct, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=256)]

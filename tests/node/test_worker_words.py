@@ -10,6 +10,7 @@ import pytest
 from tests.flow.kit import Scene, WorkerHand
 from tocsin.failpoints import Failpoints
 from tocsin.model.workflow import CONDUCTOR
+from tocsin.wire import PROTOCOL
 
 
 async def two_workers(scene: Scene, worker_key: str) -> tuple[WorkerHand, WorkerHand]:
@@ -95,3 +96,28 @@ async def test_an_odd_registration_is_refused(scene: Scene, worker_key: str, bod
     worker, _ = await two_workers(scene, worker_key)
     reply = await worker.api.http.post("/v1/worker/register", json=body)
     assert reply.status_code == 422, reply.text
+
+
+@pytest.mark.parametrize(
+    ("protocol", "status", "code", "who"),
+    [
+        ("0", 426, "protocol_too_old", "upgrade the worker"),
+        (str(PROTOCOL + 1), 426, "protocol_too_new", "upgrade the servers first"),
+        ("one", 400, "invalid_protocol", "is a number"),
+        ("9" * 5000, 400, "invalid_protocol", "is a number"),
+    ],
+)
+async def test_a_worker_of_another_protocol_hears_whom_to_upgrade_whatever_it_asks(
+    scene: Scene, worker_key: str, protocol: str, status: int, code: str, who: str
+) -> None:
+    worker, _ = await two_workers(scene, worker_key)
+    mine = await one_run(scene, worker)
+    before = await scene.value("select count(*) from workers")
+    for path in ("register", f"{worker.id}/claim", f"{worker.id}/report", f"{worker.id}/logs", f"{worker.id}/notes"):
+        # Nothing of the body is looked at: a server may not be able to read it.
+        reply = await worker.api.http.post(f"/v1/worker/{path}", content=b"\x00", headers={"Tocsin-Protocol": protocol})
+        assert (reply.status_code, reply.json()["code"]) == (status, code), reply.text
+        assert who in reply.json()["detail"]
+        assert reply.headers.get("upgrade") == ("tocsin-worker/1" if status == 426 else None)
+    assert await scene.value("select count(*) from workers") == before
+    assert (await worker.report(finished=[mine]))["accepted"], "one that names none speaks the first"

@@ -20,7 +20,7 @@ from tocsin.clock import DRIFT, EPOCH, boottime, iso
 from tocsin.worker import machine
 from tocsin.worker.channel import Channel
 from tocsin.worker.lines import LINE_BYTES, LineSplitter, OutputLimit, clean
-from tocsin.worker.link import Link, LogConflict, Refused, UnknownWorker, Unreachable
+from tocsin.worker.link import Link, LogConflict, Refused, UnknownWorker, Unreachable, WrongProtocol
 from tocsin.worker.timing import Lease, ServerClock, instant
 
 
@@ -113,7 +113,7 @@ def test_the_servers_clock_is_never_ahead_however_the_clocks_drift(
     [
         (401, "", Refused),
         (403, "", Refused),
-        (426, "", Refused),
+        (426, "protocol_too_old", WrongProtocol),
         (410, "unknown_worker", UnknownWorker),
         (404, "unknown_worker", UnknownWorker),
         (404, "not_found", Unreachable),

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tocsin.worker.session import CLAIM_WAIT
 from tocsin.worker.timing import instant
@@ -90,13 +91,14 @@ async def test_a_worker_declared_lost_starts_anew() -> None:
         assert run.run_id not in gateway.finished and call.run_id not in gateway.finished
 
 
-async def test_a_refused_worker_says_why_and_exits() -> None:
+@pytest.mark.parametrize(("status", "code"), [(403, 1), (426, 4)])
+async def test_a_refused_worker_says_why_and_exits(status: int, code: int) -> None:
     async with Gateway() as gateway:
-        gateway.refuse = (426, {"code": "nope", "detail": "because of the moon"})
+        gateway.refuse = (status, {"code": "nope", "detail": "because of the moon"})
         async with worker(gateway) as process:
             assert process.stderr is not None
             text = (await process.stderr.read()).decode()
-            assert await process.wait() == 1 and "because of the moon" in text
+            assert await process.wait() == code and "because of the moon" in text
 
 
 async def test_a_module_that_cannot_be_loaded_is_an_error_at_once() -> None:

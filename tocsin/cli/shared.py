@@ -33,7 +33,7 @@ DEFAULT_LIMIT = 50
 REFUSED, UNREACHABLE = 1, 3
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused (by the server or by this machine's set-up), 2 wrong usage, 3 the server cannot be "
-    "reached, 130 interrupted."
+    "reached, 4 worker and server are of releases that cannot work together, 130 interrupted."
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _tenant: ContextVar[str | None] = ContextVar("tenant", default=None)

@@ -23,12 +23,13 @@ from tocsin.worker.executors import table
 from tocsin.worker.executors.python import PythonExecutor
 from tocsin.worker.executors.table import Place
 from tocsin.worker.guard import Guard
-from tocsin.worker.link import Link, Refused, UnknownWorker, Unreachable
+from tocsin.worker.link import Link, Refused, UnknownWorker, Unreachable, WrongProtocol
 from tocsin.worker.session import Drain, LeaseOver, Session
 from tocsin.worker.timing import Lease
 
 log = get_logger("worker")
 
+WRONG_PROTOCOL = 4  # an exit code of its own: to start again helps nobody before somebody has upgraded something
 _MOST_BETWEEN_REGISTERS = 5.0
 _Result = TypeVar("_Result")
 
@@ -63,7 +64,7 @@ class Agent:
         self._python = python if isinstance(python, PythonExecutor) else None
 
     async def run(self) -> int:
-        """Work until drained (0), refused or unable to work (1)."""
+        """Work until drained (0), refused or unable to work (1), or by a server of another protocol (4)."""
         self._listen_to_signals()
         proctree.adopt_orphans()
         hide_memory()
@@ -72,7 +73,7 @@ class Agent:
                 await self._unless_hopeless(self._work())
         except (Refused, SetupError) as exc:
             log.error("the worker cannot go on", why=str(exc))
-            return 1
+            return WRONG_PROTOCOL if isinstance(exc, WrongProtocol) else 1
         finally:
             for executor in self._executors.values():
                 await executor.close()

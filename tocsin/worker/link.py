@@ -29,6 +29,10 @@ class Refused(TocsinError):
     """The server will not have us, now or later; the text says why."""
 
 
+class WrongProtocol(Refused):
+    """The server speaks another protocol than we do; the text says whom to upgrade."""
+
+
 class UnknownWorker(TocsinError):
     """We were declared lost: our runs are no longer ours."""
 
@@ -53,7 +57,12 @@ class Link:
     def __init__(self, url: str, key: str, ca: str = "") -> None:
         self.url = url.rstrip("/")
         self._trust = trust(self.url, ca)
-        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": _MSGPACK, "Accept": _MSGPACK}
+        self._headers = {
+            "Authorization": f"Bearer {key}",
+            "Content-Type": _MSGPACK,
+            "Accept": _MSGPACK,
+            wire.PROTOCOL_HEADER: str(wire.PROTOCOL),
+        }
         self._session: aiohttp.ClientSession | None = None
         self._fetches = asyncio.Semaphore(_FETCHES)
 
@@ -154,7 +163,9 @@ def _error(status: int, content: bytes, refusals: range) -> TocsinError:
     text = f"HTTP {status} {problem.code}: {problem.detail}"
     if status in (404, 410) and problem.code == "unknown_worker":
         return UnknownWorker(text)
-    if status in (401, 403, 426) or status in refusals:
+    if status == 426:
+        return WrongProtocol(text)
+    if status in (401, 403) or status in refusals:
         return Refused(text)
     if status == 409 and problem.code in ("log_gap", "superseded"):
         return LogConflict(problem.code, problem.expected_offset)

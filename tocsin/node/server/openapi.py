@@ -25,6 +25,9 @@ from tocsin.node.server.operations import OPERATIONS, Operation, Patch
 from tocsin.node.server.replies import Job, NamedCalendar, Pool, Problem
 from tocsin.node.server.workflow_replies import Workflow
 from tocsin.wire import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    PROTOCOL_HEADER,
     BackfillRequest,
     CalendarRequest,
     Claim,
@@ -50,6 +53,7 @@ from tocsin.wire import (
 )
 
 _REF = "#/components/schemas/{name}"
+_OF_WORKERS = "/v1/worker/"
 
 # Fields that decode and are refused as not supported yet: the document does not promise them.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
@@ -135,6 +139,7 @@ _TITLES = {
     415: "The body has another type or encoding",
     421: "The server does not go by the name that it was called by",
     422: "Readable, but not acceptable; `errors` names each field",
+    426: "The worker speaks a protocol that this server does not",
     429: "Too many; Retry-After says when",
     431: "Too many or too large headers",
     503: "Not now; try again with the same Idempotency-Key",
@@ -263,6 +268,8 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 
 def _operation(path: str, permission: str, name: str, op: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     problems = {*_ALWAYS, *op.problems, *_WITH_BODY, *((412,) if op.versioned else ())}
+    if path.startswith(_OF_WORKERS):
+        problems.add(426)
     out: dict[str, Any] = {
         "operationId": name,
         "summary": op.summary,
@@ -307,6 +314,13 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
             "in": "header",
             "description": "the ETag of the version that the caller has seen",
             "schema": {"type": "string", "pattern": '^"[0-9]{1,9}"$'},
+        }
+    if path.startswith(_OF_WORKERS):
+        yield {
+            "name": PROTOCOL_HEADER,
+            "in": "header",
+            "description": f"the protocol that the worker speaks; {OLDEST_PROTOCOL} unless given",
+            "schema": {"type": "integer", "minimum": OLDEST_PROTOCOL, "maximum": PROTOCOL},
         }
 
 

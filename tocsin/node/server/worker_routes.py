@@ -3,28 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from tocsin.errors import BadRequest, InvalidInput
+import tocsin
+from tocsin.errors import BadRequest, InvalidInput, UpgradeRequired
 from tocsin.node.server.http import Call, Handler
 from tocsin.node.server.protocol import Reply
-from tocsin.wire import Claim, LogShipment, Notes, Register, Report, encode, encode_msgpack
+from tocsin.wire import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    Claim,
+    LogShipment,
+    Notes,
+    Register,
+    Report,
+    encode,
+    encode_msgpack,
+)
 
 T = TypeVar("T")
 ROUTES: list[tuple[str, str, str, Handler]] = []
 _MSGPACK = "application/msgpack"
+_PROTOCOL, _NEWEST = PROTOCOL_HEADER.lower(), str(PROTOCOL)
 
 
 def _route(path: str) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
-        ROUTES.append(("POST", path, "worker.serve", handler))
-        return handler
+        @functools.wraps(handler)
+        async def understood(call: Call) -> Reply:
+            _refuse_other_protocols(call.request.headers.get(_PROTOCOL))
+            return await handler(call)
+
+        ROUTES.append(("POST", path, "worker.serve", understood))
+        return understood
 
     return register
+
+
+def _refuse_other_protocols(given: str | None) -> None:
+    """Those that this server does not speak. Workers that name none are older than the header."""
+    if given is None or given == _NEWEST:
+        return
+    if not given.isascii() or not given.isdigit() or len(given) > 9:
+        raise BadRequest(f"{PROTOCOL_HEADER} is a number, such as {PROTOCOL}", code="invalid_protocol")
+    spoken = str(PROTOCOL) if OLDEST_PROTOCOL == PROTOCOL else f"{OLDEST_PROTOCOL} to {PROTOCOL}"
+    told = f"the worker speaks protocol {int(given)}, and this server (Tocsin {tocsin.__version__}) {spoken}"
+    headers = {"upgrade": f"tocsin-worker/{PROTOCOL}", "connection": "upgrade"}
+    if int(given) < OLDEST_PROTOCOL:
+        raise UpgradeRequired(f"{told}: upgrade the worker", code="protocol_too_old", headers=headers)
+    if int(given) > PROTOCOL:
+        text = f"{told}: upgrade the servers first, or start a worker of the servers' version"
+        raise UpgradeRequired(text, code="protocol_too_new", headers=headers)
 
 
 class _Decoder:
