@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
+import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +78,15 @@ async def test_a_query_that_takes_too_long_is_given_up(
         await parquet.query(endless, [file])
     monkeypatch.setattr(module, "_SECONDS", 60.0)
     assert len(await parquet.query(ALL, [file])) == 1, "its thread is free again"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own elsewhere")
+async def test_what_nobody_waits_for_gives_way(parquet: Parquet) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    reads, writes = (engine._threads.submit(niceness).result() for engine in (parquet._engine, parquet._patient))
+    assert reads == niceness() < writes
 
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)

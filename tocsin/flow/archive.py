@@ -12,10 +12,13 @@ rows go by themselves: a file is in use from the commit that deletes what it hol
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from tocsin.errors import ServerFault
@@ -29,7 +32,11 @@ from tocsin.telemetry import ARCHIVE_LAG, get_logger
 
 SQL = Sql(__file__)
 log = get_logger("archive")
-MOST_ROWS, MOST_BYTES = 500_000, 64 << 20  # in one file; bytes as the database has them
+MOST_BYTES = 96 << 20  # in one file, as text
+# What is read at once: some hundredths of a second of the database's time. After it we rest, twice as long as it took:
+# nobody waits for what is old, and where others are busy there is less of this, not more.
+SLICE_ROWS, SLICE_BYTES = 2_000, 1 << 20  # bytes as the database has them
+_REST = 2.0
 # Where a test may end the archivist, in this order: of a whole day, and of what goes by itself.
 POINTS = ("written", "stored", "proved", "listed", "cold", "detached", "dropped")
 POINTS_OF_PART = ("written", "stored", "proved", "removed", "listed")
@@ -136,36 +143,51 @@ class _Day:
         """All that the tenant has of the day, in files, proved; none if it has nothing."""
         lower: str | None = self._bounds.lower
         while lower is not None:
-            part_of = (tenant_id, lower, self._bounds.upper, MOST_ROWS, MOST_BYTES)
-            following = await self._owner.fetchval(SQL["part_end"], *part_of, timeout=_PATIENCE)
-            part = await self._store(tenant_id, Bounds(lower, following or self._bounds.upper))
+            with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as place:
+                rows = Path(place, "rows.csv")
+                slices, lower = await self._read(tenant_id, lower, rows)
+                data = await self._parquet.write(rows, cold.COLUMNS)
+            await self._point("written")
+            part = await self._store(tenant_id, slices, data)
             if part.rows:
                 yield part
-            lower = following
 
-    async def _store(self, tenant_id: int, part: Bounds) -> _Part:
-        with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as place:
-            rows = Path(place, "rows.csv")
-            await self._owner.copy_from_query(
-                SQL["rows"], tenant_id, *part, output=str(rows), format="csv", null="\\N", timeout=_PATIENCE
-            )
-            data = await self._parquet.write(rows, cold.COLUMNS)
-        await self._point("written")
+    async def _read(self, tenant_id: int, lower: str, rows: Path) -> tuple[list[Bounds], str | None]:
+        """Write what the tenant has from a run on to `rows`, as much as one file is to hold. Answers the slices that it
+        was read in, and where the next file begins."""
+        slices: list[Bounds] = []
+        following: str | None = lower
+        with rows.open("wb") as text:
+            while following is not None and text.tell() < MOST_BYTES:
+                async with _rest():
+                    rest_of_day = tenant_id, following, self._bounds.upper
+                    end = await self._owner.fetchval(SQL["slice_end"], *rest_of_day, SLICE_ROWS, SLICE_BYTES)
+                    slices.append(Bounds(following, end or self._bounds.upper))
+                    given = (tenant_id, *slices[-1], lower)
+                    await self._owner.copy_from_query(SQL["rows"], *given, output=text, format="csv", null="\\N")
+                following = end
+        return slices, following
+
+    async def _store(self, tenant_id: int, slices: list[Bounds], data: bytes) -> _Part:
         digest = await checksum(data)
         file = File(f"{cold.folder(tenant_id)}{self._day}-{digest.hex()[:16]}.parquet", len(data), digest)
         await self._objects.put(file.object, data, durable=True)
         await self._point("stored")
-        count = await self._prove(tenant_id, part, file)
+        count = await self._prove(tenant_id, slices, file)
         await self._point("proved")
-        return _Part(tenant_id, part, file, count)
+        return _Part(tenant_id, Bounds(slices[0].lower, slices[-1].upper), file, count)
 
-    async def _prove(self, tenant_id: int, part: Bounds, file: File) -> int:
+    async def _prove(self, tenant_id: int, slices: list[Bounds], file: File) -> int:
         """How many rows the stored file has, which are those of the database."""
+        rows = digest = 0
+        for one in slices:
+            async with _rest():
+                wanted = await self._owner.fetchrow(SQL["proof"], tenant_id, *one)
+            rows, digest = rows + wanted["rows"], digest + int(wanted["digest"])
         [found] = await self._parquet.query_stored(SQL["proof_of_file"], file)
-        wanted = await self._owner.fetchrow(SQL["proof"], tenant_id, *part, timeout=_PATIENCE)
-        if (found["rows"], found["digest"]) != (wanted["rows"], wanted["digest"]):
+        if (found["rows"], int(found["digest"])) != (rows, digest):
             raise ServerFault(f"{file.object} does not hold the rows it was made of; nothing was dropped")
-        return int(found["rows"])
+        return rows
 
     async def _list(self, part: _Part, in_use: bool) -> None:
         file = part.file
@@ -178,3 +200,11 @@ class _Day:
 
     async def _point(self, name: str) -> None:
         await self._db.failpoints.hit(f"archive.{name}")
+
+
+@asynccontextmanager
+async def _rest() -> AsyncIterator[None]:
+    """After what is done within, in proportion to the time that it took."""
+    begun = monotonic()
+    yield
+    await asyncio.sleep(_REST * (monotonic() - begun))

@@ -32,43 +32,53 @@ select t.id, r.found as live,
 -- :name older_servers
 select exists (select from servers where newest_migration < '0044' and seen_at > now() - interval '1 minute')
 
--- :name part_end
--- Where a part of $4 rows or $5 bytes ends that begins at $2, null if the day is over before: a run is in one part.
+-- :name slice_end
+-- Where a slice of $4 rows or $5 bytes ends that begins at $2, null if the day is over before: a run is in one slice.
 select p.run_id::text
   from (select h.run_id, row_number() over in_order as row,
                sum(200 + coalesce(pg_column_size(h.error), 0) + coalesce(pg_column_size(h.usage), 0)
                    + coalesce(pg_column_size(h.result), 0) + coalesce(pg_column_size(h.args), 0)
-                   + coalesce(pg_column_size(h.tags), 0)
-                   + coalesce((select pg_column_size(j.spec) from jobs j
-                                where j.tenant_id = h.tenant_id and j.id = h.job_id and j.once limit 1), 0))
-                   over in_order as bytes
+                   + coalesce(pg_column_size(h.tags), 0) + coalesce(j.bytes, 0)) over in_order as bytes
           from history h
+          left join lateral (
+                select pg_column_size(j.spec) as bytes from jobs j
+                 where j.tenant_id = h.tenant_id and j.id = h.job_id and j.once limit 1) j on true
          where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid
         window in_order as (order by h.run_id, h.attempt rows unbounded preceding)) p
  where (p.row > $4 or p.bytes > $5) and p.run_id > $2::uuid
  limit 1
 
 -- :name rows
--- In the order of COLUMNS. What is known of the job is written beside the run, for the job may go: its document beside
--- the first run of each version.
+-- Of a slice from $2 to $3, in the order of COLUMNS. What is known of the job is written beside the run, for the job may
+-- go: its document beside the first run of each version, unless the file, which begins at $4, has it: then the version is
+-- that of the job's last run before the slice. (`+ 0`: found by the job, not by walking through the tenant's runs.)
 with first as materialized (
     select distinct on (h.job_id, h.job_version) h.job_id, h.job_version, h.run_id, h.attempt
       from history h
      where h.tenant_id = $1::int and h.run_id >= $2::uuid and h.run_id < $3::uuid
      order by h.job_id, h.job_version, h.run_id, h.attempt
+), new as materialized (
+    select f.run_id, f.attempt
+      from first f
+      left join lateral (
+            select e.job_version from history e
+             where e.tenant_id + 0 = $1::int and e.job_id = f.job_id and e.run_id >= $4::uuid and e.run_id < $2::uuid
+             order by e.run_id desc
+             limit 1) e on true
+     where e.job_version is distinct from f.job_version
 )
 select h.tenant_id, h.run_id, h.attempt, h.job_id, j.name, j.pool, h.job_version, h.final, h.state, h.outcome, h.reason,
        h.count, h.fence, h.trigger, h.priority, h.failures, h.losses, h.max_attempts, h.first_for at time zone 'UTC',
        h.scheduled_for at time zone 'UTC', h.ready_at at time zone 'UTC', h.started_at at time zone 'UTC',
        h.finished_at at time zone 'UTC', h.worker_id, h.exit_code, h.error_class, h.error, h.usage, h.result, h.args,
        h.tags::text, h.origin_run_id,
-       case when f.run_id is null then null
+       case when n.run_id is null then null
             when j.version = h.job_version then j.spec
             else (select v.spec::text from job_versions v
                    where v.tenant_id = h.tenant_id and v.job_id = h.job_id and v.version = h.job_version) end,
        h.logical_at at time zone 'UTC', h.workflow_run_id
   from history h
-  left join first f on f.run_id = h.run_id and f.attempt = h.attempt
+  left join new n on n.run_id = h.run_id and n.attempt = h.attempt
   left join lateral (
         select j.name, j.version, j.spec, l.pool from jobs j join lanes l on l.id = j.lane_id
          where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j on true
@@ -85,10 +95,10 @@ concat_ws('|', run_id, attempt, job_id, job_version, final::int, state, coalesce
           coalesce(workflow_run_id::text, '~'))
 
 -- :name proof
--- Of the rows of a part: how many, and the sum of their digests.
-select count(*) as rows, sum(('x' || left(md5(
+-- Of the rows of a slice: how many, and the sum of their digests.
+select count(*) as rows, coalesce(sum(('x' || left(md5(
 -- :include line
-), 15))::bit(60)::bigint)::text as digest
+), 15))::bit(60)::bigint), 0)::text as digest
   from (select run_id::text, attempt, job_id::text, job_version, final, state, outcome, reason, count, fence, trigger,
                priority, failures, losses, max_attempts, (extract(epoch from first_for) * 1000000)::bigint as first_for,
                (extract(epoch from scheduled_for) * 1000000)::bigint as scheduled_for,
@@ -101,9 +111,9 @@ select count(*) as rows, sum(('x' || left(md5(
          where h.tenant_id = $1 and h.run_id >= $2::uuid and h.run_id < $3::uuid) h
 
 -- :name proof_of_file
-select count(*) as rows, sum(('0x' || left(md5(
+select count(*) as rows, coalesce(sum(('0x' || left(md5(
 -- :include line
-), 15))::bigint)::hugeint::text as digest
+), 15))::bigint), 0)::hugeint::text as digest
   from (select run_id::text as run_id, attempt, job_id::text as job_id, job_version, final, state, outcome, reason, count,
                fence, trigger, priority, failures, losses, max_attempts, epoch_us(first_for) as first_for,
                epoch_us(scheduled_for) as scheduled_for, epoch_us(ready_at) as ready_at,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +33,7 @@ _MEMORY = "256MB"
 _COPIES = 8  # files on their way here at a time
 _SECONDS = 15.0  # a query may take, as one of the database
 _WORK_SECONDS = 600.0  # to write and prove a file may take: nobody waits for it
+_NICER = 10
 _KEPT_BYTES = 1 << 30  # of copies
 _KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
 _UNUSED_SECONDS = 86_400.0  # after which it goes, however much room there is
@@ -50,29 +53,20 @@ class File(NamedTuple):
     checksum: bytes
 
 
-class Parquet:
-    """Writes and reads files of Parquet."""
+class _Engine:
+    """DuckDB, in threads of its own."""
 
-    def __init__(self, objects: ObjectStore, folder: Path) -> None:
-        self._objects = objects
-        self._folder = folder
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="parquet")
+    def __init__(self, threads: int, begin: Callable[[], None], spill: Path) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="parquet", initializer=begin)
+        self._spill = spill
         self._engine: Any = None
 
     def close(self) -> None:
         """Begin no more queries; those under way end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def query(self, sql: str, files: Sequence[File], given: Given = ()) -> list[dict[str, Any]]:
-        """Rows of a statement, in which `$FILES` stands for the files; `given` for `$1` or `$name`. Times are UTC."""
-        paths = [str(path) for path in await self.bring(files)]
-        # Our own paths, never a caller's words; quoted all the same.
-        listed = "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
-        return await self._in_thread(sql.replace("$FILES", listed), given)
-
-    async def _in_thread(self, sql: str, given: Given = (), seconds: float = _SECONDS) -> list[dict[str, Any]]:
+    async def ask(self, sql: str, given: Given, seconds: float) -> list[dict[str, Any]]:
+        """Rows of a statement, which may take so long."""
         cursors: list[Any] = []
         asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, cursors, sql, given)
         try:
@@ -91,7 +85,7 @@ class Parquet:
 
         if self._engine is None:
             # Two threads that do so at once make one too many, which is let go.
-            self._engine = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(self._folder / "spill")})
+            self._engine = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(self._spill)})
         cursor = self._engine.cursor()
         cursors.append(cursor)
         try:
@@ -106,6 +100,31 @@ class Parquet:
             raise Unavailable("the archive cannot be read", code="archive_unavailable") from error
         finally:
             cursor.close()
+
+
+class Parquet:
+    """Writes and reads files of Parquet. What nobody waits for is done by an engine of its own: while it gives way to
+    others, it must hold nothing that these would wait for."""
+
+    def __init__(self, objects: ObjectStore, folder: Path) -> None:
+        self._objects = objects
+        self._folder = folder
+        self._engine = _Engine(_THREADS, lambda: None, folder / "spill")
+        self._patient = _Engine(1, _give_way, folder / "spill-patient")
+
+    def close(self) -> None:
+        """Begin no more queries; those under way end by themselves."""
+        self._engine.close()
+        self._patient.close()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def query(self, sql: str, files: Sequence[File], given: Given = ()) -> list[dict[str, Any]]:
+        """Rows of a statement, in which `$FILES` stands for the files; `given` for `$1` or `$name`. Times are UTC."""
+        paths = [str(path) for path in await self.bring(files)]
+        # Our own paths, never a caller's words; quoted all the same.
+        listed = "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
+        return await self._engine.ask(sql.replace("$FILES", listed), given, _SECONDS)
 
     async def bring(self, files: Sequence[File]) -> list[Path]:
         """The files on this machine, where those of a store behind a URL are copied to, some at a time."""
@@ -170,24 +189,35 @@ class Parquet:
         sql = SQL["write"]
         for name, value in named.items():
             sql = sql.replace(name, value)
-        await self._in_thread(sql, seconds=_WORK_SECONDS)
+        await self._patient.ask(sql, (), _WORK_SECONDS)
         await asyncio.to_thread(rows.unlink)
         return await asyncio.to_thread(made.read_bytes)
 
     async def query_stored(self, sql: str, file: File) -> list[dict[str, Any]]:
-        """The same as `query`, of what the store has, not of a copy."""
-        return await self.query_bytes(sql, await self.fetch(file))
+        """The same as `query`, of what the store has, not of a copy; for few rows, because it gives way to others."""
+        return await self._query_bytes(self._patient, sql, await self.fetch(file), ())
 
     async def query_bytes(self, sql: str, data: bytes, given: Given = ()) -> list[dict[str, Any]]:
         """The same of a file that is at hand, whatever it is."""
+        return await self._query_bytes(self._engine, sql, data, given)
+
+    async def _query_bytes(self, engine: _Engine, sql: str, data: bytes, given: Given) -> list[dict[str, Any]]:
         with tempfile.NamedTemporaryFile(prefix="tocsin-proof-", suffix=".parquet") as back:
             await asyncio.to_thread(_fill, back, data)
-            return await self._in_thread(sql.replace("$FILES", f"['{back.name}']"), given, _WORK_SECONDS)
+            return await engine.ask(sql.replace("$FILES", f"['{back.name}']"), given, _WORK_SECONDS)
 
 
 async def checksum(data: bytes) -> bytes:
     """Of a file. In a thread: a large one takes as long as some calls do."""
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+
+
+def _give_way() -> None:
+    """Let this thread have what others leave: where cores are scarce, a tenth of one. Elsewhere than on Linux threads
+    have no such thing of their own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))
 
 
 def _fill(file: IO[bytes], data: bytes) -> None:

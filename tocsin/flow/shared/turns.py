@@ -12,8 +12,9 @@ SQL = Sql(__file__)
 
 @asynccontextmanager
 async def turn(db: Database, *work: str, **settings: str) -> AsyncIterator[Connection | None]:
-    """A connection as the owner, or none if another server is at some of this work."""
-    owner = await connect(db.url, "owner", **settings)
+    """A connection as the owner, or none if another server is at some of this work. It uses one core: nobody waits for
+    such work, and those beside it need the others."""
+    owner = await connect(db.url, "owner", max_parallel_workers_per_gather="0", **settings)
     try:
         yield owner if await owner.fetchval(SQL["take"], work) else None
     finally:
