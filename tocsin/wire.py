@@ -167,12 +167,18 @@ class Letters(_Body):
 Policy = Literal["fair", "priority", "fifo"]
 
 
+# Without control, bidi and zero-width characters: what people read in lists and the audit.
+_LABEL = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]*(?!\n)$"
+_Slug = Annotated[str, Meta(max_length=63, pattern=_LABEL)]
+
+
 class PoolPatch(_Body):
-    """What to change of a pool: who goes first where several could, and how far one point of priority moves a run
-    forward."""
+    """What to change of a pool: who goes first where several could, how far one point of priority moves a run forward,
+    and which tenants alone may use it (null: all)."""
 
     policy: Policy | None = None
     head_start: Duration | None = None
+    tenants: Annotated[list[_Slug], Meta(max_length=1000)] | UnsetType | None = UNSET
 
 
 decode_pool_patch = msgspec.json.Decoder(PoolPatch, dec_hook=decode_scalar).decode
@@ -230,12 +236,7 @@ class Confirmation(_Body):
     confirm: Annotated[str, Meta(max_length=63)]
 
 
-# Without control, bidi and zero-width characters: what people read in lists and the audit.
-_LABEL = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]*(?!\n)$"
-
-
 _Pattern = Annotated[str, Meta(pattern=PATTERN)]
-_Slug = Annotated[str, Meta(max_length=63, pattern=_LABEL)]
 _ScopedTag = Annotated[str, Meta(max_length=400, pattern=r"^[^:\x00]+:[^\x00]*$")]
 
 

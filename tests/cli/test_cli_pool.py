@@ -13,6 +13,7 @@ POOL = {
     "head_start": "PT0.02S",
     "worst_case_wait": "PT20S",
     "paused_at": None,
+    "tenants": ["acme"],
     "depth": {"staged": 0, "ready": 7, "waiting": 0, "running": 2, "stopping": 1},
     "due": 7,
     "oldest_due_at": "2026-06-01T00:00:00.000000Z",
@@ -37,7 +38,7 @@ def test_list_and_show(script: Script, tocsin: Tocsin) -> None:
     assert "default" in listed and "active" in listed and "1.5" in listed
     script.on("GET", "/v1/pools/default", POOL)
     shown = tocsin("pool", "show", "default").stdout
-    assert "PT20S" in shown and "7 ready" in shown
+    assert "PT20S" in shown and "7 ready" in shown and "acme" in shown
     assert json.loads(tocsin("pool", "show", "default", "--json").stdout) == POOL
 
 
@@ -45,6 +46,11 @@ def test_set_pause_and_resume(script: Script, tocsin: Tocsin) -> None:
     script.on("PATCH", "/v1/pools/default", POOL)
     assert "changed default" in tocsin("pool", "set", "default", "--policy", "priority", "--head-start", "5ms").stdout
     assert script.asked[-1].body == {"policy": "priority", "head_start": "5ms"}
+    tocsin("pool", "set", "default", "--tenant", "acme", "--tenant", "beta")
+    assert script.asked[-1].body == {"tenants": ["acme", "beta"]}
+    tocsin("pool", "set", "default", "--all-tenants")
+    assert script.asked[-1].body == {"tenants": None}
+    assert tocsin("pool", "set", "default", "--all-tenants", "--tenant", "acme").exit_code == 2
     assert tocsin("pool", "set", "default").exit_code == 2
     assert tocsin("pool", "set", "default", "--policy", "random").exit_code == 2
     script.on("POST", "/v1/pools/default/pause", POOL)

@@ -39,7 +39,8 @@ begin
                               log_bytes_per_day = null, runs_days = null, legal_hold = false, suspended_at = null,
                               hot_days = null, logs_days = null, audit_days = null;
     delete from tocsin.pools where name not in ('default', 'workflows') and name not in (select pool from tocsin.lanes);
-    update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1;
+    update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1,
+                            tenants = null;
     update tocsin.cluster set restored = 0, objects_id = null;
     update tocsin.audit_sealer set high = (select last_value from tocsin.audit_id_seq), gaps = '[]', epoch = 0;
 end $$

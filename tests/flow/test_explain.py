@@ -187,6 +187,13 @@ async def a_paused_pool(scene: Scene) -> str:
     return run
 
 
+@planted("pool_closed")
+async def a_pool_that_is_open_to_others_only(scene: Scene) -> str:
+    [run] = await scene.ask(await scene.job())
+    await scene.sql.execute("update pools set tenants = '{}' where name = 'default'")
+    return run
+
+
 @planted("no_worker")
 async def a_pool_without_workers(scene: Scene) -> str:
     await scene.sql.execute("insert into pools (name) values ('empty') on conflict do nothing")

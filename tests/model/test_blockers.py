@@ -51,6 +51,7 @@ WAYS: list[dict[str, Any]] = [
     {"throttle": Throttle("key", Rate(SECOND, 1), NOW + SECOND, 3)},
     {"breaker": Breaker("billing", "open", NOW, None)},
     {"pool_paused_since": NOW},
+    {"shut_out": True},
     {"fleet": IDLE._replace(able=0, labelled=0)},
     {"fleet": IDLE._replace(free=0)},
     {"fleet": IDLE._replace(roomy=0)},
@@ -75,7 +76,16 @@ def test_all_are_named_in_the_one_order(chosen: list[dict[str, Any]]) -> None:
 def test_what_nobody_can_foresee_is_not_foreseen(way: dict[str, Any]) -> None:
     found = blockers(facts(**way, lasts=SECOND, pace=Pace(60, 60.0)))
     known = latest(blocker.over for blocker in found)
-    unforeseen = {"tenant_suspended", "job_paused", "parent", "breaker", "pool_paused", "no_worker", "placement"}
+    unforeseen = {
+        "tenant_suspended",
+        "job_paused",
+        "parent",
+        "breaker",
+        "pool_paused",
+        "pool_closed",
+        "no_worker",
+        "placement",
+    }
     for_ever = unforeseen & {blocker.code for blocker in found}
     unknown = way.get("overlap") == "replace" or way.get("queue", Queue()).mine > MANY
     assert (known is None) == (bool(for_ever) or unknown)

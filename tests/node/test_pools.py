@@ -6,11 +6,14 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.conftest import Api
-from tests.flow.kit import Scene, WorkerHand, end_of
+from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of
 from tests.node.test_dispatcher import fill, fresh, served, shares, tenant, worker_of
+from tocsin.flow import claim
+from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.node.dispatcher import Dispatcher
 from tocsin.node.loop import Pace
 
@@ -93,6 +96,94 @@ async def test_a_dispatcher_rests_while_a_paused_pool_has_something_to_come(scen
     assert await dispatcher.run_once() > 0.01
     await scene.api.post(f"{POOL}/resume")
     assert not poll.answer.done()
+
+
+# ── who may use it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def closed_to_all_but(scene: Scene, *slugs: str) -> None:
+    await patch(scene.api, POOL, {"tenants": list(slugs)})
+    await scene.node.lanes.refresh()
+
+
+async def test_a_pool_is_open_to_the_tenants_on_its_list(scene: Scene) -> None:
+    acme, beta = await tenant(scene, "acme"), await tenant(scene, "beta")
+    assert (await scene.api.get(POOL))["tenants"] is None
+    changed = await patch(scene.api, POOL, {"tenants": ["beta", "acme", "acme"]})
+    assert (changed["tenants"], changed["version"]) == (["acme", "beta"], 2)
+    assert (await patch(scene.api, POOL, {"tenants": ["acme", "beta"]}))["version"] == 2, "nothing changed"
+    assert (await patch(scene.api, POOL, {"policy": "priority"}))["tenants"] == ["acme", "beta"], "it stays"
+    assert (await acme.get(POOL))["tenants"] == ["acme"], "who else uses it is not for it to know"
+    changed = await patch(scene.api, POOL, {"tenants": ["beta"]})
+    assert (await acme.get(POOL))["tenants"] == []
+    refused = await patch(scene.api, POOL, {"tenants": ["beta", "nobody"]}, expect=422)
+    assert refused["errors"][0]["path"] == "tenants[1]"
+    await patch(acme, POOL, {"tenants": ["acme"]}, expect=403)
+    assert (await patch(scene.api, POOL, {"tenants": None}))["tenants"] is None
+    assert (await beta.get(POOL))["tenants"] is None
+    rows = await scene.rows("select detail from audit where action = 'pool.update' order by id")
+    told = [msgspec.json.decode(row["detail"]) for row in rows]
+    assert told == [{"tenants": "beta, acme, acme"}, {"policy": "priority"}, {"tenants": "beta"}, {"tenants": "all"}]
+
+
+async def test_the_pool_of_workflow_runs_is_nobodys_to_change(scene: Scene) -> None:
+    before = await scene.rows("select * from pools where name = 'workflows'")
+    await patch(scene.api, "/v1/pools/workflows", {"tenants": []}, expect=404)
+    await scene.api.post("/v1/pools/workflows/pause", expect=404)
+    assert await scene.rows("select * from pools where name = 'workflows'") == before
+
+
+async def test_no_job_comes_into_a_pool_that_is_closed_to_its_tenant(scene: Scene) -> None:
+    await scene.sql.execute("insert into pools (name) values ('open') on conflict do nothing")
+    acme, body = await tenant(scene, "acme"), {"target": PROCESS, "schedule": {"manual": True}}
+    there = await acme.post("/v1/jobs", body | {"name": "there"}, expect=201)
+    elsewhere = await acme.post("/v1/jobs", body | {"pool": "open"}, expect=201)
+    node = {"target": PROCESS}
+    await closed_to_all_but(scene, "default")
+    for path, given, at in (
+        ("/v1/jobs", body, "pool"),
+        ("/v1/jobs/batch", {"jobs": [body | {"pool": "open"}, body]}, "jobs[1].pool"),
+        ("/v1/workflows", {"name": "w", "jobs": {"a": node | {"pool": "open"}, "b": node}}, "jobs.b.pool"),
+    ):
+        refused = await acme.post(path, given, expect=422)
+        assert (refused["code"], refused["errors"][0]["path"]) == ("pool_closed", at)
+        assert "'default' is not open to your tenant" in refused["detail"]
+    await patch(acme, f"/v1/jobs/{elsewhere['id']}", {"pool": "default"}, expect=422)
+    changed = await patch(acme, f"/v1/jobs/{there['id']}", {"description": "it was there before"})
+    assert changed["version"] == 2
+    await scene.api.post("/v1/jobs", body, expect=201)
+    await patch(scene.api, POOL, {"tenants": None})
+    await scene.node.lanes.refresh()
+    await patch(acme, f"/v1/jobs/{elsewhere['id']}", {"pool": "default"})
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_runs_of_a_tenant_that_was_taken_off_wait_and_say_why(scene: Scene, ahead: bool) -> None:
+    acme = await tenant(scene, "acme")
+    job = await scene.job(acme)
+    at = {"at": (await scene.now() + timedelta(seconds=30)).isoformat()} if ahead else {}
+    run = (await acme.post(f"/v1/jobs/{job['id']}/runs", at))["id"]
+    dispatcher = Dispatcher(scene.db, scene.node.lanes, lead=timedelta(minutes=2))
+    poll = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
+    place = next(iter(await scene.rows("select lane_id, tenant_id from runs where id = $1", run)))
+    await closed_to_all_but(scene, "default")
+    for _ in range(3):
+        await dispatcher.run_once()
+    assert await dispatcher.run_once() > 0.01, "it rests"
+    share, worker = Share(place["lane_id"], place["tenant_id"], 5, THE_BEGINNING), (await worker_of(scene)).id
+
+    async def taken() -> list[str]:
+        now = await claim.take(scene.db, [share], [worker])
+        soon = await claim.take_ahead(scene.db, [share], [worker], timedelta(minutes=2))
+        return [row["id"] for row in (*now.rows, *soon.rows)]
+
+    assert not poll.answer.done() and await taken() == [], "nor by a claim that has not heard of it"
+    told = await acme.get(f"/v1/runs/{run}/explain")
+    assert "pool_closed" in [blocker["code"] for blocker in told["blockers"]] and told["estimated_start_at"] is None
+    pool = await scene.api.get(POOL)
+    assert (pool["due"], pool["oldest_due_at"], pool["wanted_workers"]) == (0, None, 0), "nobody is wanted for it"
+    await patch(scene.api, POOL, {"tenants": ["acme"]})
+    assert await taken() == [run]
 
 
 # ── who goes first ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,7 @@ def _fields(pool: Document) -> Fields:
     yield "name", pool["name"]
     yield "state", _state(pool)
     yield "paused", when(pool.get("paused_at"), now())
+    yield "open to", "all tenants" if pool.get("tenants") is None else ", ".join(pool["tenants"]) or "nobody"
     yield "policy", pool.get("policy") or ""
     yield "head start", f"{pool.get('head_start')} for each point of priority"
     yield "worst-case wait", f"{pool.get('worst_case_wait')} behind what comes later"
@@ -77,16 +78,28 @@ def set_(
         str | None,
         typer.Option(help="What one point of priority is worth, such as 20ms, for new runs.", metavar="DURATION"),
     ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option("--tenant", help="A tenant that may use it, by its slug; all others may not.", metavar="SLUG"),
+    ] = None,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Every tenant may use it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say who goes first; needs a platform key. Runs that are there keep their places."""
-    if policy is None and head_start is None:
-        raise typer.BadParameter("say --policy or --head-start")
+    """Say who goes first, and who may use it; needs a platform key. Runs that are there keep their places."""
+    if policy is None and head_start is None and not tenant and not all_tenants:
+        raise typer.BadParameter("say --policy, --head-start, --tenant or --all-tenants")
+    if tenant and all_tenants:
+        raise typer.BadParameter("say either --tenant or --all-tenants")
     if policy not in (None, "fair", "priority", "fifo"):
         raise typer.BadParameter("is fair, priority or fifo", param_hint="--policy")
     with connect() as client:
         print_done(
-            client.update_pool(pool, policy=policy, head_start=head_start),  # type: ignore[arg-type]
+            client.update_pool(
+                pool,
+                policy=policy,  # type: ignore[arg-type]
+                head_start=head_start,
+                tenants="all" if all_tenants else tenant or None,
+            ),
             f"changed {pool}",
             as_json,
         )

@@ -445,12 +445,16 @@ def update_pool(
     *,
     policy: Literal["fair", "priority", "fifo"] | None = None,
     head_start: str | None = None,
+    tenants: Sequence[str] | Literal["all"] | None = None,
     if_match: int | None = None,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
-    """Change who goes first in a pool, or (a duration) what a point of priority is worth for runs made from now on."""
-    given = {"policy": policy, "head_start": head_start}
-    body = {field: value for field, value in given.items() if value is not None}
+    """Change who goes first in a pool, (a duration) what a point of priority is worth for runs made from now on, or
+    which tenants may use it."""
+    given = {"policy": policy, "head_start": head_start, "tenants": tenants}
+    body: Document = {field: value for field, value in given.items() if value is not None}
+    if tenants == "all":
+        body["tenants"] = None
     return _write("PATCH", "v1", "pools", name, body=body, key=idempotency_key, if_match=if_match)
 
 

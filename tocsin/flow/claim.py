@@ -419,14 +419,17 @@ async def running(db: Database, tenant_ids: Sequence[int]) -> dict[int, int]:
 
 class Pool(NamedTuple):
     """By what a pool is served: `policy` is `fair` (tenants by weight), or `priority` or `fifo` (all runs in one
-    order); `head_start` is what one point of priority is worth."""
+    order); `head_start` is what one point of priority is worth; `tenants`: whom it is open to, None if to all."""
 
     policy: str = "fair"
     head_start: timedelta = HEAD_START
     paused: bool = False
+    tenants: frozenset[int] | None = None
 
 
 async def pools(db: Database) -> dict[str, Pool]:
     """By what pools are served."""
     rows = await db.fetch("vital", SQL["pools"])
-    return {row["name"]: Pool(row["policy"], row["head_start"], row["paused"]) for row in rows}
+    found = {row["name"]: Pool(row["policy"], row["head_start"], row["paused"]) for row in rows}
+    closed = {row["name"]: frozenset(row["tenants"]) for row in rows if row["tenants"] is not None}
+    return found | {name: found[name]._replace(tenants=tenants) for name, tenants in closed.items()}

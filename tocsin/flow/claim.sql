@@ -20,8 +20,12 @@ living as materialized (
 ),
 
 -- :name open_share
--- For `want`: nothing of a tenant that is suspended.
+-- For `want`: nothing of a tenant that is suspended, or to which the lane's pool is closed.
            case when w.tenant_id = any (array(select id from tenants where suspended_at is not null)) then 0
+                when w.lane_id = any (array(select l.id from pools p join lanes l on l.pool = p.name
+                                             where p.tenants is not null))
+                     and exists (select from lanes l join pools p on p.name = l.pool
+                                  where l.id = w.lane_id and w.tenant_id <> all (p.tenants)) then 0
                 else w.share end as share,
 
 -- :name start
@@ -452,7 +456,7 @@ select f.place::int as place, count(*)::int as runs
 select id, weight, max_running, suspended_at is not null as suspended from tenants
 
 -- :name pools
-select name, policy, head_start, paused_at is not null as paused from pools
+select name, policy, head_start, paused_at is not null as paused, tenants from pools
 
 -- :name running
 -- How many runs of these tenants workers hold.

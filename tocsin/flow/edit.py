@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import Conflict, Contention, InvalidInput, PreconditionFailed
+from tocsin.errors import Conflict, Contention, PreconditionFailed
 from tocsin.flow.shared import audit, calendars, circuits, dependencies, parcels, triggers
 from tocsin.flow.shared.calendars import Known, Use
 from tocsin.flow.shared.contents import Contents, uses_of
@@ -268,9 +268,10 @@ async def _change(
     if wanted is not None:
         await _link(this, wanted, held, now)
     lane = lane_key(this.new)
-    lane_id = (await lanes.intern([lane])).get(lane)
-    if lane_id is None:
-        raise InvalidInput.field("pool", "unknown_pool", f"there is no pool {this.new.pool!r}")
+    lane_of = await lanes.intern([lane])
+    refusal = lanes.refusal("pool", lane, who.tenant_id) if new.pool != old.pool else None
+    if refusal is not None:
+        raise refusal
     trigger = await triggers.lock(connection, this.key)
     await lock_limits(connection, [this.key])
     gone = await retract(connection, this.key)
@@ -278,7 +279,7 @@ async def _change(
     clock = await passed(connection, this.key, now)
     if this.moves:
         await _count_dropped(this, trigger, gone, clock["now"])
-    version = await _store(this, text, lane_id, clock)
+    version = await _store(this, text, lane_of[lane], clock)
     await parcels.use(connection, uses_of(*this.key, new))
     if old.circuit_name != new.circuit_name:
         await circuits.use(connection, [circuits.use_of(this.key, new.circuit_name)])

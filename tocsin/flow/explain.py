@@ -79,6 +79,7 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
     await connection.execute(SQL["beyond"])
     fleet = await _fleet(connection, tenant_id, run)
     quota = await connection.fetchrow(SQL["quota"], tenant_id)
+    suspended_since, shut_out = await connection.fetchrow(SQL["standing"], tenant_id, fleet.pool)
     return Facts(
         run["now"],
         run["attempt"],
@@ -95,7 +96,8 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
         pool_paused_since=run["pool_paused_since"],
         lasts=lasts,
         pace=paces(fleet.pool),
-        suspended_since=await connection.fetchval(SQL["suspended"], tenant_id),
+        suspended_since=suspended_since,
+        shut_out=shut_out,
         pending=run["pending_parents"] or 0,
         awaited=awaited,
     )

@@ -127,8 +127,11 @@ select (select count(*)
   from tenants t
  where t.id = $1 and t.max_running is not null
 
--- :name suspended
-select suspended_at from tenants where id = $1
+-- :name standing
+-- What the platform has decided about the tenant, and about its place in the pool.
+select t.suspended_at, exists (select from pools p where p.name = $2 and t.id <> all (p.tenants)) as shut_out
+  from tenants t
+ where t.id = $1
 
 -- :name fleet
 -- The living workers of a pool, and which of them can take the run: each column counts those of the one before; then what

@@ -18,6 +18,7 @@ from tocsin.clock import iso
 from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
+from tocsin.flow.shared.slugs import ids_of, slugs_of
 from tocsin.model.access import Duty, Identity, Role, Scope, misplaced_scopes
 from tocsin.model.ids import new_id
 from tocsin.model.quotas import Quotas
@@ -149,7 +150,8 @@ async def create_key(
     expires_at = _end(body, now)
     scopes = _checked(body.role, body.scopes)
     key, key_id = new_key(), new_id(now)
-    serves = await _tenants(db, scopes.pop("tenants", None))
+    named = scopes.pop("tenants", None)
+    serves = None if named is None else await ids_of(db, named, "scopes.tenants")
     async with db.tenant(who.tenant_id, "keys") as connection:
         await recall(connection, wish)
         made = _Made(key_id, body.role, body.name, scopes, serves, expires_at)
@@ -221,16 +223,6 @@ def _checked(role: str, scopes: KeyScopes | UnsetType) -> dict[str, Any]:
     return given
 
 
-async def _tenants(db: Database, slugs: Sequence[str] | None) -> list[int] | None:
-    if slugs is None:
-        return None
-    found = {row["slug"]: row["id"] for row in await db.fetch("engine", SQL["tenants"], list(slugs))}
-    for i, slug in enumerate(slugs):
-        if slug not in found:
-            raise InvalidInput.field(f"scopes.tenants[{i}]", "invalid", "there is no such tenant")
-    return sorted(found.values())
-
-
 async def rotate_key(
     db: Database, hashes: KeyHashes, who: Identity, key_id: str, body: Rotation, wish: Wish | None = None
 ) -> dict[str, Any]:
@@ -281,7 +273,7 @@ async def _documents(
     served = {tenant for row in rows for tenant in row["serves"] or ()}
     if who.role != "platform":  # whom else a worker of the platform serves is not its tenant's to know
         served &= {who.tenant_id}
-    slugs = {row["id"]: row["slug"] for row in await db.fetch("engine", SQL["slugs"], list(served))} if served else {}
+    slugs = await slugs_of(db, served)
     return [_document(row, slugs) for row in rows]
 
 

@@ -59,16 +59,6 @@ update api_keys set expires_at = least(expires_at, now() + $3::interval) where t
 -- :name revoke
 update api_keys set revoked_at = coalesce(revoked_at, now()) where tenant_id = $1 and id = $2
 
--- :name tenants
-select t.id, t.slug
-  from unnest($1::text[]) as w(slug)
- cross join lateral (select * from tenants t where t.slug = w.slug limit 1) t
-
--- :name slugs
-select t.id, t.slug
-  from unnest($1::int[]) as w(id)
- cross join lateral (select * from tenants t where t.id = w.id limit 1) t
-
 -- :name token_key
 select token_key from cluster
 

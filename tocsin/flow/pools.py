@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from tocsin.clock import iso
 from tocsin.errors import InvalidInput, NotFound, PreconditionFailed
-from tocsin.flow.shared import audit
+from tocsin.flow.shared import audit, slugs
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.model.access import Identity
 from tocsin.model.autoscale import WINDOW, Sample, load_of, wanted_workers
@@ -29,9 +30,11 @@ _ALL = 100_000
 
 
 class _Seen(NamedTuple):
-    """A pool when this node last looked: free slots, and of each tenant its weight and how many of its runs wait."""
+    """A pool when this node last looked: whom it is open to (None: all), free slots, and of each tenant its weight and
+    how many of its runs wait."""
 
     paused: bool
+    open_to: Sequence[int] | None
     free: int
     queues: dict[int, tuple[int, int]]
 
@@ -72,7 +75,8 @@ class PoolBook:
             self._remember(row)
             busy = depth["running"] + depth["stopping"]
             queues = msgspec.json.decode(row["queues"], type=dict[int, tuple[int, int]])
-            self._seen[row["name"]] = _Seen(row["paused_at"] is not None, row["slots"] - busy, queues)
+            free = row["slots"] - busy
+            self._seen[row["name"]] = _Seen(row["paused_at"] is not None, row["open_to"], free, queues)
             WANTED_WORKERS.labels(row["name"]).set(self._wanted(row))
         for state in LIVE:
             DEPTH.labels(state).set(states[state])
@@ -91,7 +95,7 @@ class PoolBook:
         seen = self._seen.get(pool)
         if seen is None or due > now + timedelta(seconds=WINDOW):
             return not_before(due)  # what waits now says nothing about then
-        if seen.paused:
+        if seen.paused or (seen.open_to is not None and tenant_id not in seen.open_to):
             return None
         ahead = self._ahead.get((pool, tenant_id))
         if ahead is None:
@@ -124,6 +128,7 @@ class PoolBook:
             "head_start": str(Duration(row["head_start"])),
             "worst_case_wait": str(Duration(worst_case_wait(row["head_start"]))),
             "paused_at": row["paused_at"] and iso(row["paused_at"]),
+            "tenants": row["tenants"],
             "depth": _depth(row),
             "due": row["due"],
             "oldest_due_at": row["oldest_due"] and iso(row["oldest_due"]),
@@ -153,17 +158,24 @@ def _sample(row: Row) -> Sample:
 async def change(
     db: Database, who: Identity, name: str, patch: PoolPatch, wish: Wish | None, version: int | None
 ) -> None:
-    """Another policy or head start. Runs that are there keep their places: an order key is a constant."""
-    given = {field: str(value) for field, value in msgspec.structs.asdict(patch).items() if value is not None}
+    """Another policy or head start, or other tenants that may use it. Runs that are there keep their places: an order
+    key is a constant. Those of a tenant that may not use it any more wait, from the first claim that begins after this
+    on."""
+    given = {field: str(value) for field in ("policy", "head_start") if (value := getattr(patch, field)) is not None}
+    if patch.tenants is not UNSET:
+        given["tenants"] = "all" if patch.tenants is None else ", ".join(patch.tenants)
+    named = await slugs.ids_of(db, patch.tenants, "tenants") if patch.tenants else patch.tenants
     async with db.transaction("pools") as connection:
         await recall(connection, wish)
         was = await connection.fetchrow(SQL["lock"], name)
         _seen(was, name, version)
         policy = patch.policy or was["policy"]
         head_start = _head_start(policy, was, patch)
-        if (policy, head_start) != (was["policy"], was["head_start"]):
-            await connection.execute(SQL["change"], name, policy, head_start, was["paused_at"] is not None)
-            texts = (f"{was['policy']} {was['head_start']}", f"{policy} {head_start}")
+        tenants = was["tenants"] if named is UNSET else named
+        before, after = (was["policy"], was["head_start"], was["tenants"]), (policy, head_start, tenants)
+        if before != after:
+            await connection.execute(SQL["change"], name, policy, head_start, was["paused_at"] is not None, tenants)
+            texts = (" ".join(map(str, terms)) for terms in (before, after))
             await audit.record(connection, audit.entry(who, "pool.update", f"pool:{name}", **given).changing(*texts))
         await remember(connection, wish, 200, [])
 
@@ -197,7 +209,7 @@ async def switch(
         _seen(was, name, version)
         paused = verb == "pause"
         if (was["paused_at"] is not None) != paused:
-            await connection.execute(SQL["change"], name, was["policy"], was["head_start"], paused)
+            await connection.execute(SQL["change"], name, was["policy"], was["head_start"], paused, was["tenants"])
             await audit.record(connection, audit.entry(who, f"pool.{verb}", f"pool:{name}", reason=reason))
         await remember(connection, wish, 200, [])
 

@@ -3,15 +3,24 @@
 --   $1 only this one  $2 only those behind this name  $3 at most so many  $4 counting the runs of this tenant only
 with counted as (
     select l.pool, r.tenant_id, r.state, count(*) as runs,
-           count(*) filter (where r.state = 'ready' or r.state = 'staged' and r.ready_at <= now()) as due,
-           min(r.ready_at) filter (where r.state in ('ready', 'staged') and r.ready_at <= now()) as oldest_due
+           count(*) filter (where o.open and (r.state = 'ready' or r.state = 'staged' and r.ready_at <= now())) as due,
+           min(r.ready_at) filter (where o.open and r.state in ('ready', 'staged') and r.ready_at <= now()) as oldest_due
       from (select lane_id, tenant_id, state, ready_at from runs where $4::int is null or tenant_id = $4
              limit 200000) r
       join lanes l on l.id = r.lane_id
+      join pools p on p.name = l.pool
+      join tenants t on t.id = r.tenant_id
+     -- What may not start for now is no reason to call for workers, nor is anybody late with it.
+     cross join lateral (
+            select t.suspended_at is null and (p.tenants is null or t.id = any(p.tenants)) as open) o
      group by l.pool, r.tenant_id, r.state
 )
 select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() as now, s.depth, s.due, s.oldest_due,
-       q.queues, w.workers, w.slots
+       q.queues, w.workers, w.slots, p.tenants as open_to,
+       case when p.tenants is not null
+            then array(select t.slug from tenants t
+                        where t.id = any(p.tenants) and ($4::int is null or t.id = $4)
+                        order by t.slug) end as tenants
   from pools p
  cross join lateral (
         select coalesce(json_object_agg(c.state, c.runs), '{}')::text as depth, coalesce(sum(c.due), 0)::int as due,
@@ -36,11 +45,15 @@ select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() 
  limit $3
 
 -- :name lock
-select name, version, policy, head_start, paused_at from pools where name = $1 for no key update
+select name, version, policy, head_start, paused_at, tenants
+  from pools
+ where name = $1 and name <> 'workflows'
+   for no key update
 
 -- :name change
 update pools
-   set policy = $2, head_start = $3, paused_at = case when $4 then coalesce(paused_at, now()) end, version = version + 1
+   set policy = $2, head_start = $3, paused_at = case when $4 then coalesce(paused_at, now()) end, tenants = $5::int[],
+       version = version + 1
  where name = $1
 returning version
 

@@ -193,7 +193,10 @@ async def submit_jobs(
     known, refused_days = await _calendars(db, requests, now)
     jobs = _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane for job in jobs})
-    answers: dict[int, Answer] = {job.place: _no_pool(job, "pool") for job in jobs if job.lane not in lane_of}
+    answers: dict[int, Answer] = {}
+    for job in jobs:
+        if refusal := lanes.refusal("pool", job.lane, job.request.who.tenant_id):
+            answers[job.place] = refusal
     answers |= refused_days | await _without_secrets(db, requests)
     found: list[Hint] = []
     without_twins = False
@@ -481,8 +484,8 @@ async def submit_batch(
     jobs = _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane for job in jobs})
     for job in jobs:
-        if job.lane not in lane_of:
-            raise _no_pool(job, f"jobs[{job.place}].pool")
+        if refusal := lanes.refusal(f"jobs[{job.place}].pool", job.lane, job.request.who.tenant_id):
+            raise refusal
     _refuse_twins(requests)
     try:
         answer, staged = await _commit_batch(db, jobs, lane_of, wish, now, nodes)
@@ -539,7 +542,3 @@ def _taken_at(i: int, spec: JobSpec) -> Conflict:
     problem = name_taken(spec)
     problem.errors = [{"path": f"jobs[{i}].name", "code": problem.code, "message": problem.detail}]
     return problem
-
-
-def _no_pool(job: _NewJob, path: str) -> InvalidInput:
-    return InvalidInput.field(path, "unknown_pool", f"there is no pool {job.lane.pool!r}")

@@ -40,6 +40,7 @@ CODES: dict[str, str] = {
     "resources": "no worker that could take it has the resources it needs, at all or free now; it says which",
     "placement": "no living worker of its pool that could take it has the labels it requires",
     "pool_paused": "its pool is paused: nothing of it starts until somebody resumes it",
+    "pool_closed": "its pool is open to other tenants only: nothing of it starts there until the platform opens it",
     "no_worker": "no living worker of its pool can take it",
     "busy": "every slot of the workers that can take it is in use",
     "behind": "others stand before it",
@@ -170,6 +171,7 @@ class Facts(NamedTuple):
     lasts: timedelta | None = None  # the mean of its job's last runs
     pace: Pace | None = None
     suspended_since: datetime | None = None
+    shut_out: bool = False  # its pool is not open to its tenant
     pending: int = 0  # how many it waits for …
     awaited: Sequence[Awaited] = ()  # … and some of them
 
@@ -284,6 +286,9 @@ def _held_back(facts: Facts) -> Iterator[Blocker]:
     if facts.pool_paused_since is not None:
         told = f"pool {fleet.pool!r} is paused; nothing of it starts until somebody resumes it"
         yield Blocker("pool_paused", told, since=facts.pool_paused_since)
+    if facts.shut_out:
+        told = f"pool {fleet.pool!r} is not open to its tenant any more; the platform can open it, or move its job"
+        yield Blocker("pool_closed", told)
     if not fleet.able:
         yield _nobody(fleet)
     elif not fleet.fitting:

@@ -285,7 +285,7 @@ class Dispatcher(Loop):
         if not polls or terms.paused:
             return False
         places = {key: place.floor for key, place in self._places.items() if place.may_have and reach.has(key)}
-        places = await self._quotas.within(self.db, self._fitter.worth_a_look(places))
+        places = await self._startable(terms, self._fitter.worth_a_look(places))
         shares = await self._in_one_order(places, polls) if terms.policy != "fair" else []
         # From here on nothing is awaited before the claim: a poll that was closed until now gets nothing.
         polls = [p for p in polls if not p.answer.done()]
@@ -354,8 +354,8 @@ class Dispatcher(Loop):
             for key, place in self._places.items()
             if simple.has(key) and (at := place.opens_at(self.lead)) is not None and at <= now and place.next_due
         }
-        paused = self._pools.get(pool, claim.Pool()).paused
-        open_ = {} if paused else await self._quotas.within(self.db, places)
+        terms = self._pools.get(pool, claim.Pool())
+        open_ = {} if terms.paused else await self._startable(terms, places)
         for key in places.keys() - open_.keys():
             self._places[key].ahead_until = places[key]  # they wait for their instant
         polls = [p for p in polls if not p.answer.done()]
@@ -390,6 +390,14 @@ class Dispatcher(Loop):
                     poll.settle(given[id(poll)])
             self.polls = [poll for poll in self.polls if not poll.answer.done()]
         return taken
+
+    async def _startable(
+        self, terms: claim.Pool, places: dict[tuple[int, int], datetime]
+    ) -> dict[tuple[int, int], datetime]:
+        """The places of those tenants to whom the pool is open, and who have room."""
+        if terms.tenants is not None:
+            places = {key: at for key, at in places.items() if key[1] in terms.tenants}
+        return await self._quotas.within(self.db, places)
 
     def _shares(self, places: dict[tuple[int, int], datetime], slots: int, pool: str) -> list[Share]:
         """How much each tenant may take now, and from which of its lanes: the one that is foremost."""

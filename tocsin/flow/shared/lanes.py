@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tocsin.errors import InvalidInput
 from tocsin.model.job import JobSpec
 from tocsin.model.resources import NOTHING, Amounts, Labels, class_of, matches, may_hold
 from tocsin.model.targets import PythonTarget, ability_for
@@ -49,6 +50,7 @@ class LaneBook:
         self._db = db
         self._known: dict[LaneKey, int] = {}
         self._ids: dict[LaneKey, int] = {}  # of those that are not retired
+        self._closed: dict[str, frozenset[int]] = {}  # pools that are open to these tenants alone
         self.fitted: set[int] = set()  # those whose runs need more than a slot
 
     def __len__(self) -> int:
@@ -69,6 +71,16 @@ class LaneBook:
                 await self.refresh()
         return {k: self._ids[k] for k in wanted if k in self._ids}
 
+    def refusal(self, path: str, key: LaneKey, tenant_id: int) -> InvalidInput | None:
+        """Why no job of this tenant may come into a lane that was asked for, if it may not. What pools are closed to is
+        known from the last look: the claim, which is exact, lets nothing pass that came in before it was."""
+        if key not in self._ids:
+            return InvalidInput.field(path, "unknown_pool", f"there is no pool {key.pool!r}")
+        if tenant_id not in self._closed.get(key.pool, (tenant_id,)):
+            text = f"pool {key.pool!r} is not open to your tenant; the platform can open it, or choose another"
+            return InvalidInput.field(path, "pool_closed", text)
+        return None
+
     async def forget_retired(self) -> None:
         """Ask the next time before somebody is sent through a lane that is retired."""
         retired = {row["id"] for row in await self._db.fetch("vital", SQL["retired"])}
@@ -76,8 +88,10 @@ class LaneBook:
             self._ids = {key: id_ for key, id_ in self._ids.items() if id_ not in retired}
 
     async def refresh(self) -> None:
-        """Learn the lanes that other nodes made."""
+        """Learn the lanes that other nodes made, and to whom pools are open."""
         self._learn(await self._db.fetch("vital", SQL["all"]))
+        closed = await self._db.fetch("vital", SQL["closed"])
+        self._closed = {row["name"]: frozenset(row["tenants"]) for row in closed}
 
     def _learn(self, rows: Iterable[Row]) -> None:
         for id_, pool, kind, function, labels, needs, prefer, retired in rows:

@@ -26,6 +26,10 @@ select l.id, l.pool, l.kind, l.function, l.labels::text, l.needs, l.prefer::text
 select id, pool, kind, function, labels::text as labels, needs, prefer::text as prefer, retired_at is not null as retired
   from lanes
 
+-- :name closed
+-- Pools that are not open to every tenant.
+select name, tenants from pools where tenants is not null
+
 -- :name retired
 select id from lanes where retired_at is not null
 

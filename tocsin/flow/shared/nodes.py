@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tocsin.errors import Contention, InvalidInput
+from tocsin.errors import Contention
 from tocsin.flow.shared import circuits
 from tocsin.flow.shared.jobs import columns_of, name_taken, within_scope
 from tocsin.flow.shared.lanes import LaneBook, lane_key
@@ -39,8 +39,8 @@ class Nodes(NamedTuple):
         keys = {node: lane_key(spec) for node, spec in specs.items()}
         known = await lanes.intern(set(keys.values()))
         for node, key in keys.items():
-            if key not in known:
-                raise InvalidInput.field(f"jobs.{node}.pool", "unknown_pool", f"there is no pool {key.pool!r}")
+            if refusal := lanes.refusal(f"jobs.{node}.pool", key, who.tenant_id):
+                raise refusal
         return cls(specs, {node: known[key] for node, key in keys.items()})
 
 

@@ -402,7 +402,7 @@ class Worker(Reply):
 class Pool(Reply):
     """Where runs wait for workers. `depth` counts live runs by state, `due` those that could start: the tenant's own (a
     platform key sees all, and how many workers are wanted). After `worst_case_wait` nothing that comes later goes
-    before a run of the lowest priority."""
+    before a run of the lowest priority. `tenants`: those that may use it, null if all may; others see themselves."""
 
     name: str
     version: int
@@ -410,6 +410,7 @@ class Pool(Reply):
     head_start: Duration
     worst_case_wait: Duration
     paused_at: Instant | None
+    tenants: list[str] | None
     depth: dict[str, int]
     due: int
     oldest_due_at: Instant | None
