@@ -366,24 +366,29 @@ class Workflow:
         self._held: dict[str, Document] = {}
         self._last = 0
         self.run: Document = {}
+        self.failing: set[str] = set()
 
     async def make(self) -> str:
         await self._play.register()
         target = {"kind": "process", "command": ["true"]}
-        jobs = {name: {"target": target, "depends_on": parents} for name, parents in DIAMOND.items()}
+        once = {"target": target, "retry": {"max_attempts": 1}}
+        jobs = {name: once | {"depends_on": parents} for name, parents in DIAMOND.items()}
         made = await self._play.post("/v1/workflows", {"name": "flow", "jobs": jobs}, key="make")
         return str(made["id"])
 
     async def work(self, workflow_id: str) -> Document:
         """Ask for the run, report what was taken, take more."""
         self.run = await self._play.post(f"/v1/workflows/{workflow_id}/runs", {}, key="run")
-        ends = [end(run, "succeeded") for run in self._held.values()]
+        ends = [end(run, self._outcome(run)) for run in self._held.values()]
         await self._play.report(last_claim=self._last, finished=ends)
         self._held.clear()
         answer = await self._play.ask(self._last)
         self._last = answer["claim_id"]
         self._held.update((run["run_id"], run) for run in answer["runs"])
         return await self._play.get(f"/v1/workflow-runs/{self.run['id']}")
+
+    def _outcome(self, run: Document) -> str:
+        return "failed" if run["spec"]["name"].removeprefix("flow.") in self.failing else "succeeded"
 
 
 @story("workflow_begin.before_commit", "workflow_begin.after_commit")
@@ -420,6 +425,48 @@ async def _worked_to_its_end(play: Play) -> None:
     ends = {node["name"]: instant(node["finished_at"]) for node in run["nodes"]}
     starts = {node["name"]: instant(node["started_at"]) for node in run["nodes"]}
     assert all(starts[name] >= ends[parent] for name, parents in DIAMOND.items() for parent in parents)
+
+
+@story("dead.before_commit", "dead.after_commit")
+async def retry_a_job_of_a_workflow_run(play: Play) -> None:
+    await _tried_again(play)
+
+
+@story("workflow_begin.before_commit=kill:2", "workflow_begin.after_commit")
+async def begin_what_is_tried_again_of_a_workflow_run(play: Play) -> None:
+    await _tried_again(play)
+
+
+async def _tried_again(play: Play) -> None:
+    """Each of its jobs that did not succeed has one more run."""
+    workflow = Workflow(play)
+    workflow_id = await workflow.make()
+    workflow.failing = {"b"}
+
+    async def dead() -> bool:
+        return (await workflow.work(workflow_id))["state"] == "dead"
+
+    await until("it has failed", dead, 30)
+    workflow.failing = set()
+    shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
+    [was] = [node["run_id"] for node in shown["nodes"] if node["name"] == "b"]
+
+    async def ask() -> Document:
+        made = await play.post(f"/v1/runs/{was}/retry", {}, key="retry")
+        await workflow.work(workflow_id)
+        return made
+
+    made = await play.survive(ask)
+    assert made["origin_run_id"] == was
+
+    async def ended() -> bool:
+        return (await workflow.work(workflow_id))["state"] == "succeeded"
+
+    await until("what failed has run again", ended, 30)
+    shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
+    runs = {node["name"]: len(await play.runs(node["job_id"])) for node in shown["nodes"]}
+    assert runs == {"a": 1, "b": 2, "c": 1, "d": 2}
+    assert len(await play.runs(workflow_id)) == 2
 
 
 @story("workflow_stop.before_commit", "workflow_stop.after_commit")

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import Api, Cluster
 from tests.flow.kit import Scene
 from tests.flow.old import DAY, Old
+from tests.flow.stage import Stage
 from tocsin.flow import partitions
 from tocsin.store.db import Database
 from tocsin.store.parquet import Parquet
@@ -98,3 +99,8 @@ async def old(scene: Scene, tmp_path: Path) -> AsyncIterator[Old]:
     parquet.close()
     for name in await old.tables() & {f"history_{DAY + timedelta(days=d):%Y%m%d}" for d in range(-5, 5)}:
         await scene.sql.execute(f"drop table {name}")
+
+
+@pytest.fixture
+def stage(scene: Scene) -> Stage:
+    return Stage(scene)

@@ -40,7 +40,7 @@ from tocsin.flow import (
 )
 from tocsin.flow.shared import calendars as shared_calendars
 from tocsin.flow.shared import circuits as shared_circuits
-from tocsin.flow.shared import dependencies, joins, specs, transitions
+from tocsin.flow.shared import dependencies, joins, noderuns, specs, transitions
 from tocsin.store.db import _ROLE, _SESSION
 
 STEPS = (
@@ -68,6 +68,7 @@ STEPS = (
     usage,
     joins,
     dependencies,
+    noderuns,
     specs,
     transitions,
 )

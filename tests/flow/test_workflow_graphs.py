@@ -1,6 +1,8 @@
 """Random workflows against a reference: whatever fails, is cancelled or loses its worker, every node ends as it must,
 and none starts before the runs have ended that it waits for.
 
+What did not succeed is run again now and then, while the rest goes on or when all of it has ended.
+
 Many workflows are played at once on one database, as a fleet would. The ledger is that of the jobs: what was handed out
 when, and what was told to have ended.
 """
@@ -38,9 +40,17 @@ class Played:
         self.name = f"w{number}"
         self.cancel_after = rng.randint(1, size) if rng.random() < 0.15 else None
         self.run_id = ""
-        self.started: dict[str, int] = {}
+        self.retries = rng.choice((0, 0, 1, 3))
+        # When something was run again: how the others had ended, or were to end because they were on their way.
+        self.known: dict[str, reference.End] = {}
+        self.started: set[str] = set()
         self.ended: set[str] = set()
         self.cancelled = False
+
+    @property
+    def wanted(self) -> dict[str, reference.End]:
+        """How each node must end by all that happened so far."""
+        return reference.ends(self.parents, self.own, self.known)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -71,7 +81,7 @@ class Fleet:
             self.by_job |= {row["id"]: (one, row["node"]) for row in rows}
             one.run_id = (await self.scene.api.post(f"/v1/workflows/{made['id']}/runs"))["id"]
         worker, turns = 0, 0
-        while await self.scene.value("select count(*) from runs"):
+        while await self.scene.value("select count(*) from runs") or await self.try_again():
             turns += 1
             assert turns < 2_000, await self.scene.rows("select * from runs limit 5")
             await self.conduct()
@@ -84,6 +94,8 @@ class Fleet:
             elif rows:
                 await self.work(name, rows)
             await self.maybe_cancel()
+            if self.rng.random() < 0.2:
+                await self.try_again()
 
     async def conduct(self) -> None:
         while not await self.scene.node.conductor.run_once():
@@ -104,9 +116,10 @@ class Fleet:
         for row in rows:
             one, node = self.by_job[row["job_id"]]
             waited = {parent for parent, _ in one.parents[node]}
-            assert waited <= one.ended | self.skipped(one), f"{node} started before what it waits for"
+            over = one.ended | self.skipped(one)
+            assert waited <= over or node in one.known, f"{node} started before what it waits for"
             assert node not in one.started, f"{node} started twice"
-            one.started[node] = 1
+            one.started.add(node)
             state = one.own[node]
             if state == "cancelled":
                 await self.scene.api.post(f"/v1/runs/{row['id']}/cancel")
@@ -118,7 +131,7 @@ class Fleet:
 
     def skipped(self, one: Played) -> set[str]:
         """Nodes that never come to run, by the reference."""
-        return {node for node, (state, _) in reference.ends(one.parents, one.own).items() if state == "skipped"}
+        return {node for node, (state, _) in one.wanted.items() if state == "skipped"}
 
     async def maybe_cancel(self) -> None:
         for one in self.played:
@@ -127,11 +140,35 @@ class Fleet:
                 one.cancelled = answer["state"] in ("stopping", "cancelled")
                 one.cancel_after = None
 
+    async def try_again(self) -> bool:
+        """Run a node again that did not succeed, of those that may be; whether one was."""
+        await self.conduct()
+        return any([await self.retry(one) for one in self.played if one.retries and not one.cancelled])
+
+    async def retry(self, one: Played) -> bool:
+        run = await self.scene.api.get(f"/v1/workflow-runs/{one.run_id}")
+        found = {each["name"]: each for each in run["nodes"]}
+        failed = [name for name, each in found.items() if each["state"] in ("dead", "cancelled")]
+        if not failed or run["state"] not in ("running", "dead"):
+            return False
+        node = self.rng.choice(failed)
+        one.retries -= 1
+        await self.scene.api.post(f"/v1/runs/{found[node]['run_id']}/retry")
+        known = {name: _told((each["state"], each["reason"])) for name, each in found.items() if each["finished_at"]}
+        anew = reference.again(one.parents, known, node)
+        on_their_way = {name for name, each in found.items() if each["blocked_by"] != "parent"} - known.keys()
+        known |= {name: (one.own[name], None) for name in on_their_way}
+        one.known = {name: end for name, end in known.items() if name not in anew}
+        one.own[node] = self.rng.choice(OWN)
+        one.started -= anew
+        one.ended -= anew
+        return True
+
     async def judge(self) -> None:
         for one in self.played:
             run = await self.scene.api.get(f"/v1/workflow-runs/{one.run_id}")
             found = {node["name"]: (node["state"], node["reason"]) for node in run["nodes"]}
-            wanted = reference.ends(one.parents, one.own)
+            wanted = one.wanted
             if one.cancelled:
                 self.judge_cancelled(one, run["state"], found, wanted)
                 continue

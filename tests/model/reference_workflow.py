@@ -8,15 +8,31 @@ End = tuple[str, str | None]
 Edge = tuple[str, str]  # (parent, on)
 
 
-def ends(parents: Mapping[str, Sequence[Edge]], own: Mapping[str, str]) -> dict[str, End]:
+def ends(
+    parents: Mapping[str, Sequence[Edge]], own: Mapping[str, str], known: Mapping[str, End] | None = None
+) -> dict[str, End]:
     """The final (state, reason) of each node. `own`: how a node ends by itself if it comes to run: `succeeded`, `dead`,
-    `cancelled` or `expired`. A reason is told of skipped nodes only."""
-    found: dict[str, End] = {}
+    `cancelled` or `expired`. A reason is told of skipped nodes only. `known`: those that have ended, and stay so."""
+    found: dict[str, End] = dict(known or {})
     while len(found) < len(parents):
         for node, edges in parents.items():
             if node not in found and all(parent in found for parent, _ in edges):
                 found[node] = _end_of(own[node], [(on, *found[parent]) for parent, on in edges])
     return found
+
+
+def again(parents: Mapping[str, Sequence[Edge]], known: Mapping[str, End], node: str) -> set[str]:
+    """What is run again with a node, of those that have ended so: whatever was skipped because of it."""
+    found = {node}
+    while True:
+        more = {
+            child
+            for child, edges in parents.items()
+            if known.get(child) == ("skipped", "upstream_failed") and found & {parent for parent, _ in edges}
+        } - found
+        if not more:
+            return found
+        found |= more
 
 
 def _end_of(own: str, edges: Sequence[tuple[str, str, str | None]]) -> End:

@@ -20,6 +20,7 @@ from tocsin.model.graph import (
     dependencies,
     outcome,
     starts,
+    to_run_again,
     verdict,
 )
 
@@ -196,6 +197,20 @@ def test_every_node_ends_as_the_reference_says(edges: Edges, data: st.DataObject
 )
 def test_the_rule_by_example(edges: list[tuple[str, str, str | None]], said: str | None) -> None:
     assert verdict(edges) == said
+
+
+@given(dags(), st.data())
+def test_one_node_is_run_again_with_what_was_skipped_because_of_it(edges: Edges, data: st.DataObject) -> None:
+    own = {name: data.draw(st.sampled_from(OWN_ENDS)) for name in edges}
+    ends = reference.ends(edges, own)
+    graph = Graph.of(parents_of(edges))
+    for node, end in ends.items():
+        well = end[0] == "succeeded" or end == ("skipped", "not_needed")
+        again = to_run_again(graph, ends, node)
+        assert set(again) == (set() if well else reference.again(edges, ends, node))
+        assert again == [each for each in graph.order if each in again]
+    unwell = {node for node, end in ends.items() if end not in (("succeeded", None), ("skipped", "not_needed"))}
+    assert set(to_run_again(graph, ends)) == unwell
 
 
 def test_blame_names_those_at_fault_and_not_what_came_after() -> None:

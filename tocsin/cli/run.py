@@ -241,7 +241,9 @@ def cancel(run: RunId, reason: Reason = "", as_json: Json = False) -> None:
 
 @app.command()
 def retry(run: RunId, ids: Ids = False, as_json: Json = False) -> None:
-    """Run it again, as a new run."""
+    """Run it again, as a new run; of a job of a workflow run, with what was skipped because of it."""
     with connect() as client:
         answer = client.retry_run(run)
-    print_done(answer, f"run {answer['id']} {answer.get('state', '')}, again of {run}", as_json, ids)
+    whole = answer.get("workflow_run_id")
+    look = f"; tocsin workflow show -f {whole}" if whole else ""
+    print_done(answer, f"run {answer['id']} {answer.get('state', '')}, again of {run}{look}", as_json, ids)

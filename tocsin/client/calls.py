@@ -308,7 +308,8 @@ def cancel_run(run_id: str, reason: str = "") -> Call[Document]:
 
 
 def retry_run(run_id: str) -> Call[Document]:
-    """Run it again: a new run with `origin_run_id`."""
+    """Run it again: a new run with `origin_run_id`. A job of a workflow run takes its place there again; the answer is
+    its new run or, if that workflow run had ended, the workflow's."""
     return _post("v1", "runs", run_id, "retry")
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import Conflict, NotFound
-from tocsin.flow.shared import audit, cold
+from tocsin.errors import Conflict, Forbidden, NotFound
+from tocsin.flow.shared import audit, cold, noderuns
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.joins import parents_at
@@ -18,8 +18,10 @@ from tocsin.flow.shared.transitions import Family, Hint, Key, NewRun, hints, sta
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.packed import shown
+from tocsin.model.workflow import workflow_of
 from tocsin.store.db import Connection, Database, Row, Sql
 from tocsin.store.parquet import Parquet
+from tocsin.wire import decode_job_spec
 
 SQL = Sql(__file__)
 MOST_PER_CALL = 5000
@@ -134,7 +136,8 @@ async def _remaining(connection: Connection, who: Identity, chosen: Chosen) -> i
 async def retry(
     db: Database, who: Identity, run_id: str, now: datetime, wish: Wish | None, parquet: Parquet | None = None
 ) -> tuple[str, list[Hint]]:
-    """A new run of an ended one, with its args and the job's current version."""
+    """A new run of an ended one, with its args and the job's current version. Of a workflow run, or of a job of one, it
+    goes on with that: by a new head, or, if it still runs, in it."""
     # Before the transaction, which is not to wait for files; most often there are none of its day.
     archived = await cold.attempts_of(db, parquet, who, run_id) if parquet is not None else []
     async with db.tenant(who.tenant_id, "dead") as connection:
@@ -142,16 +145,36 @@ async def retry(
         origin = archived[-1] if archived else await connection.fetchrow(SQL["origin"], who.tenant_id, run_id)
         if origin is None:
             raise NotFound("there is no ended run with this id")
-        job_id, args = origin["job_id"], origin["args"]
-        job = (await _hold_jobs(connection, who, [job_id]))[job_id]
-        family = await _family(connection, who, run_id, job, origin, archived=bool(archived))
-        key = key_of_run(who.tenant_id, job["key_template"], args)
-        given = None, origin["priority"], args, run_id
-        new = NewRun(who.tenant_id, new_id(now), job_id, "retry", *given, key_id=key, family=family)
-        rows = await stage(connection, [new])
+        job = (await _hold_jobs(connection, who, [origin["job_id"]]))[origin["job_id"]]
+        if job["node"] is None and not job["has_nodes"]:
+            at = _stands_for(origin)
+            parents = None if at is None else await parents_at(connection, Key(who.tenant_id, job["id"]), at)
+            made = await _again(connection, who, run_id, job, origin, Family(at, parents=parents), now)
+        elif archived:
+            raise Conflict(
+                "what became of this workflow run's jobs is archived: run the workflow anew", code="archived"
+            )
+        else:
+            made = await _in_workflow(connection, who, run_id, job, origin, now)
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))
-        await remember(connection, wish, 202, [new.id])
-    return new.id, hints(rows)
+        await remember(connection, wish, 202, [made[0]])
+    return made
+
+
+async def _again(
+    connection: Connection,
+    who: Identity,
+    run_id: str,
+    job: Row,
+    origin: Row | Mapping[str, Any],
+    family: Family,
+    now: datetime,
+) -> tuple[str, list[Hint]]:
+    """A new run of a job, like `origin`, in place of a run."""
+    key = key_of_run(who.tenant_id, job["key_template"], origin["args"])
+    given = None, origin["priority"], origin["args"], run_id
+    new = NewRun(who.tenant_id, new_id(now), job["id"], "retry", *given, key_id=key, family=family)
+    return new.id, hints(await stage(connection, [new]))
 
 
 def _stands_for(run: Row | Mapping[str, Any]) -> datetime | None:
@@ -185,24 +208,31 @@ async def _hold_jobs(connection: Connection, who: Identity, ids: Sequence[str]) 
 # ── workflow runs ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _family(
-    connection: Connection, who: Identity, run_id: str, job: Row, origin: Row | Mapping[str, Any], *, archived: bool
-) -> Family:
-    """To what a run belongs that is to be run again; raises why it cannot be."""
-    if job["node"] is None and not job["has_nodes"]:
-        at = _stands_for(origin)
-        parents = None if at is None else await parents_at(connection, Key(who.tenant_id, job["id"]), at)
-        return Family(at, parents=parents)
-    if job["node"] is not None:
-        raise Conflict("this run is part of a workflow run: retry that, and what failed of it", code="part_of_workflow")
-    if archived:
-        raise Conflict("what became of this workflow run's jobs is archived: run the workflow anew", code="archived")
-    last = await connection.fetchrow(SQL["last_head"], who.tenant_id, run_id, job["id"])
+async def _in_workflow(
+    connection: Connection, who: Identity, run_id: str, job: Row, origin: Row, now: datetime
+) -> tuple[str, list[Hint]]:
+    """Go on with the workflow run that a run is a head of, or one of the nodes of; raises why that cannot be."""
+    node, workflow_run_id = job["node"], origin["workflow_run_id"] or run_id
+    if node is not None and origin["is_element"]:
+        message = (
+            f"this is one of the runs of {node}: retry run {origin['origin_run_id']}, which makes all of them anew"
+        )
+        raise Conflict(message, code="part_of_workflow")
+    last = await connection.fetchrow(SQL["last_head"], who.tenant_id, job["workflow_id"] or job["id"], workflow_run_id)
+    if last is None:
+        raise Forbidden("this key is kept to other jobs than the workflow", code="out_of_scope")
     if last["live"]:
-        raise Conflict("this workflow run is under way", code="under_way")
-    if last["state"] == "succeeded":
+        if node is None:
+            raise Conflict("this workflow run is under way", code="under_way")
+        made = await noderuns.again(connection, Key(who.tenant_id, last["run_id"]), workflow_run_id, node, run_id)
+        return made.ids[node], made.settled.hints
+    if node is not None:
+        graph = workflow_of(decode_job_spec(last["spec"])).graph
+        ends = await noderuns.ends_of(connection, who.tenant_id, workflow_run_id)
+        noderuns.refuse_again(graph, ends, node, run_id)
+    elif last["state"] == "succeeded":
         raise Conflict("nothing of this workflow run failed: run the workflow anew", code="nothing_failed")
-    return (await _families(connection, who, [run_id]))[run_id]
+    return await _again(connection, who, run_id, last, last, Family(last["logical_at"], workflow_run_id), now)
 
 
 async def _families(connection: Connection, who: Identity, run_ids: Sequence[str]) -> dict[str, Family]:

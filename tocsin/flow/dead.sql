@@ -40,10 +40,13 @@ select count(*)
          limit 100000) d
 
 -- :name hold_jobs
-select j.id::text as id, j.state, j.key_template, j.node,
+-- These jobs and, of those that are part of one, their workflows: whoever cancels a workflow takes it first, too.
+select j.id::text as id, j.state, j.key_template, j.node, j.workflow_id::text as workflow_id,
        exists (select from jobs n where n.tenant_id = $1 and n.workflow_id = j.id) as has_nodes
   from jobs j
- where j.tenant_id = $1 and j.id = any($2::uuid[])
+ where j.tenant_id = $1
+   and j.id = any($2::uuid[] || array(select n.workflow_id from jobs n
+                                       where n.tenant_id = $1 and n.id = any($2::uuid[]) and n.workflow_id is not null))
  order by j.id
    for share
 
@@ -55,21 +58,25 @@ select h.run_id::text as id, coalesce(h.workflow_run_id, h.run_id)::text as work
  where h.tenant_id = $1 and h.run_id = any($2::uuid[]) and h.final
 
 -- :name last_head
--- How a workflow run stands of which this is a head: whether one of its heads lives, and how the last one ended.
-with first as (
-    select coalesce(h.workflow_run_id, h.run_id) as id
-      from history h
-     where h.tenant_id = $1 and h.run_id = $2 and h.final
-)
-select exists (select from runs r
-                where r.tenant_id = $1 and r.job_id = $3 and (r.id = f.id or r.workflow_run_id = f.id)) as live,
-       (select h.state from history h
-         where h.tenant_id = $1 and h.job_id = $3 and (h.run_id = f.id or h.workflow_run_id = f.id) and h.final
-         order by h.run_id desc
-         limit 1) as state
-  from first f
+-- The last head of a workflow run, and its workflow: the one that lives, if there is one.
+select o.*, j.id::text as id, j.key_template, j.spec
+  from ((select true as live, r.id::text as run_id, r.job_id, r.state, r.priority, r.args, coalesce(r.logical_at, r.scheduled_for) as logical_at
+           from runs r
+          where r.tenant_id = $1 and r.job_id = $2 and (r.id = $3 or r.workflow_run_id = $3)
+          order by r.id
+          limit 1)
+        union all
+        (select false, h.run_id::text, h.job_id, h.state, h.priority, h.args, coalesce(h.logical_at, h.scheduled_for)
+           from history h
+          where h.tenant_id = $1 and h.job_id = $2 and (h.run_id = $3 or h.workflow_run_id = $3) and h.final
+          order by h.run_id desc
+          limit 1)
+        limit 1) o
+ cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = o.job_id limit 1) j
 
 -- :name origin
-select h.job_id::text as job_id, h.priority, h.args, h.trigger, h.scheduled_for, h.logical_at
+select h.job_id::text as job_id, h.priority, h.args, h.trigger, h.scheduled_for, h.logical_at,
+       h.workflow_run_id::text as workflow_run_id, h.origin_run_id::text as origin_run_id,
+       h.origin_run_id is not null and h.trigger = 'dependency' as is_element
   from history h
  where h.tenant_id = $1 and h.run_id = $2 and h.final

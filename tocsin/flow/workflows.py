@@ -7,18 +7,16 @@ and ended, when all of its nodes have. Whichever server comes first does each of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from tocsin.flow.shared.jobs import key_of_run
-from tocsin.flow.shared.joins import HEAD, LETTERS, Mapped, array, decide, settle
+from tocsin.flow.shared.joins import settle
+from tocsin.flow.shared.noderuns import ends_of, hold, make, still_doomed, told
 from tocsin.flow.shared.transitions import SQL as SHARED
-from tocsin.flow.shared.transitions import Family, Hint, Key, NewRun, Stop, hints, stage, stops
-from tocsin.model.graph import FULFILLED, Graph, blame, doom, to_run_again
-from tocsin.model.ids import new_ids
-from tocsin.model.workflow import WorkflowSpec, workflow_of
-from tocsin.store.db import Connection, Database, Row, Sql
-from tocsin.wire import Finished, RunError, decode_job_spec, encode
+from tocsin.flow.shared.transitions import Hint, Key, Stop, stops
+from tocsin.model.graph import FULFILLED, UPSTREAM_FAILED, blame, to_run_again
+from tocsin.model.workflow import workflow_of
+from tocsin.store.db import Database, Row, Sql
+from tocsin.wire import Finished, RunError, decode_job_spec
 
 SQL = Sql(__file__, SHARED)
 _MOST = 200  # heads at a time
@@ -59,85 +57,16 @@ async def begin(db: Database, head: Key) -> Done:
             return NOTHING  # somebody else was first
         spec = workflow_of(decode_job_spec(row["spec"]))
         graph = spec.graph
-        ends = await _ends(connection, head, row) if row["trigger"] in ("retry", "redrive") else {}
-        nodes = to_run_again(graph, {node: (end["state"], end["reason"]) for node, end in ends.items()})
+        again = row["trigger"] in ("retry", "redrive")
+        ends = await ends_of(connection, head.tenant_id, row["workflow_run_id"]) if again else {}
         over = row["state"] == "stopping" or row["is_second"]
-        nodes = [] if over else nodes
-        await connection.execute(SQL["begun"], *head, len(nodes), row["version"], spec.timeout.delta, over)
+        nodes = [] if over else to_run_again(graph, told(ends), row["only"])
+        doomed = UPSTREAM_FAILED if over else still_doomed(graph, told(ends), nodes)
+        await connection.execute(SQL["begun"], *head, len(nodes), row["version"], spec.timeout.delta, doomed)
         if not nodes:
             return Done([], [], heads=True)
-        jobs = {each["node"]: each for each in await connection.fetch(SQL["nodes"], head.tenant_id, row["job_id"])}
-        beginning = _Beginning(head, row, spec, graph, ends, nodes)
-        made = await stage(connection, [beginning.run(node, jobs[node]) for node in nodes])
-        settled = await decide(connection, beginning.decided)
-    return Done(hints(each for each in made if each["state"] == "ready") + settled.hints, [], settled.heads)
-
-
-async def _ends(connection: Connection, head: Key, row: Row) -> dict[str, Row]:
-    """How the nodes ended when they were run before."""
-    return {each["node"]: each for each in await connection.fetch(SQL["ends"], head.tenant_id, row["workflow_run_id"])}
-
-
-class _Beginning:
-    """The runs with which a workflow run begins."""
-
-    def __init__(
-        self, head: Key, row: Row, spec: WorkflowSpec, graph: Graph, ends: Mapping[str, Row], nodes: list[str]
-    ) -> None:
-        self._head, self._row, self._spec, self._graph, self._ends = head, row, spec, graph, ends
-        # In the order of the graph, so that children have higher ids: it is the order in which rows are taken.
-        self._ids = dict(zip(nodes, new_ids(row["now"], len(nodes)), strict=True))
-        self._feeds: dict[str, list[str]] = {node: [] for node in nodes}
-        self._feeds_on: dict[str, str] = dict.fromkeys(nodes, "")
-        for child in nodes:
-            for each in graph.parents[child]:
-                if each.job in self._ids:
-                    self._feeds[each.job].append(self._ids[child])
-                    self._feeds_on[each.job] += LETTERS[each.on]
-        # Those that wait for none of these, and yet are not simply to run: all of their parents ended before.
-        self.decided: list[Key] = []
-
-    def run(self, node: str, job: Row) -> NewRun:
-        """The run of a node."""
-        row = self._row
-        before = self._ends.get(node)
-        args = None if self._graph.parents[node] else row["args"]
-        its_own = row["priority"] == row["usual_priority"] or self._spec.jobs[node].priority is not None
-        return NewRun(
-            self._head.tenant_id,
-            self._ids[node],
-            job["id"],
-            "dependency" if before is None else "retry",
-            row["scheduled_for"],
-            None if its_own else row["priority"],
-            args,
-            None if before is None else before["run_id"],
-            key_id=key_of_run(self._head.tenant_id, job["key_template"], args),
-            family=self._family(node),
-        )
-
-    def _family(self, node: str) -> Family:
-        parents = self._graph.parents[node]
-        over = [(each.on, self._ends[each.job]) for each in parents if each.job not in self._ids]
-        doomed = max((doom(on, end["state"], end["reason"]) for on, end in over), default=FULFILLED)
-        pending = len(parents) - len(over)
-        mapped = self._spec.jobs[node].map
-        if not pending and (mapped is not None or doomed != FULFILLED):
-            self.decided.append(Key(self._head.tenant_id, self._ids[node]))
-            pending = 1
-        return Family(
-            logical_at=self._row["logical_at"],
-            workflow_run_id=self._row["workflow_run_id"],
-            pending=pending or None,
-            doomed=doomed,
-            feeds=array([*self._feeds[node], self._head.id]),
-            feeds_on=self._feeds_on[node] + HEAD,
-            parents=array([self._run_of(each.job) for each in parents]),
-            map=None if mapped is None else encode(Mapped(self._run_of(mapped.parent), mapped)).decode(),
-        )
-
-    def _run_of(self, node: str) -> str:
-        return self._ids.get(node) or self._ends[node]["run_id"]
+        settled = await make(connection, head, row, spec, graph, ends, nodes)
+    return Done(settled.hints, [], settled.heads)
 
 
 # ── stop and end ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +79,7 @@ async def stop(db: Database, head: Key) -> Done:
         if row is None or not (row["late"] or row["state"] == "stopping"):
             return NOTHING
         reason = _TIMED_OUT if row["late"] else row["stop_reason"]
-        await connection.fetch(SQL["hold_nodes"], head.tenant_id, row["workflow_run_id"], head.id)
+        await hold(connection, head, row["workflow_run_id"])
         rows = await connection.fetch(SQL["stop_nodes"], head.tenant_id, row["workflow_run_id"], head.id, reason)
         settled = await settle(connection, rows)
     return Done(settled.hints, stops(rows), settled.heads) if rows else NOTHING
@@ -168,9 +97,8 @@ async def ending(db: Database, head: Key) -> Finished | None:
             return _finished(head, row, "cancelled")
         if row["late"]:
             return _finished(head, row, "timeout", RunError(class_="timeout", message=_TIMED_OUT))
-        ends = await _ends(connection, head, row)
-    why = blame({node: (end["state"], end["reason"]) for node, end in ends.items()})
-    return _finished(head, row, "failed", RunError(class_="workflow_failed", message=why))
+        ends = await ends_of(connection, head.tenant_id, row["workflow_run_id"])
+    return _finished(head, row, "failed", RunError(class_="workflow_failed", message=blame(told(ends))))
 
 
 def _finished(head: Key, row: Row, outcome: str, error: RunError | None = None) -> Finished:

@@ -30,6 +30,11 @@ with workflow as materialized (
 select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigger, r.scheduled_for,
        coalesce(r.logical_at, r.scheduled_for) as logical_at, coalesce(r.workflow_run_id, r.id)::text as workflow_run_id,
        w.id::text as job_id, w.version, w.spec, w.priority as usual_priority, statement_timestamp() as now,
+       -- The node whose run it is to run again, if it is not the whole.
+       (select n.node
+          from history h
+         cross join lateral (select * from jobs n where n.tenant_id = $1 and n.id = h.job_id limit 1) n
+         where h.tenant_id = $1 and h.run_id = r.origin_run_id and h.final) as only,
        -- Two that were asked at once to run the same again: the first does.
        exists (select from runs o
                 where o.tenant_id = $1 and o.job_id = w.id and o.id < r.id
@@ -42,35 +47,16 @@ select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigg
          limit 1
            for update) r
 
--- :name nodes
-select j.node, j.id::text as id, j.key_template from jobs j where j.tenant_id = $1 and j.workflow_id = $2
-
--- :name ends
--- How each node's last run in a workflow run ended. Those of a mapped node's elements name the run that they are of.
-select distinct on (j.node) j.node, h.run_id::text as run_id, h.state, h.reason
-  from history h
- cross join lateral (select * from jobs j where j.tenant_id = h.tenant_id and j.id = h.job_id limit 1) j
- where h.tenant_id = $1 and h.workflow_run_id = $2 and h.final and j.node is not null
-   and (h.origin_run_id is null or h.trigger = 'retry')
- order by j.node, h.run_id desc
-
 -- :name begun
--- It waits for so many nodes, keeps the graph that it began with, and has so much time. $6: it ends at once, and not well.
+-- It waits for so many nodes, keeps the graph that it began with, and has so much time. $6: what those that are not run
+-- mean for its end.
 update runs r
    set pending_parents = $3, job_version = $4, deadline_at = now() + $5::interval,
-       doomed = case when $6 then 2 else 0 end
+       doomed = $6
  where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
--- :name hold_nodes
--- Take what lives of a workflow run, so that the statement after it sees what each is by now. The head is not among it:
--- it comes after them.
-select r.id from runs r
- where r.tenant_id = $1 and r.workflow_run_id = $2 and r.id <> $3
- order by r.id
-   for update
-
 -- :name stop_nodes
--- staged | ready | waiting → cancelled, running → stopping: all that lives of a workflow run, after `hold_nodes`.
+-- staged | ready | waiting → cancelled, running → stopping: all that lives of a workflow run, after `hold`.
 with locked as materialized (
     select r.ctid as place, r.state
       from runs r

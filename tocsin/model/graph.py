@@ -5,13 +5,13 @@ Nothing here recurses and each rule takes time in proportion to nodes and edges,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
-from tocsin.errors import InvalidInput
+from tocsin.errors import Conflict, InvalidInput
 
 MOST_NODES = 10_000
 MOST_EDGES = 50_000
@@ -199,6 +199,7 @@ def starts(graph: Graph, timetables: Mapping[str, str | None]) -> Starts:
 
 FULFILLED, NOT_NEEDED, UPSTREAM_FAILED = 0, 1, 2
 Skip = Literal["not_needed", "upstream_failed"]
+_UPSTREAM_FAILED: End = ("skipped", "upstream_failed")
 _SKIPS: tuple[Skip | None, ...] = (None, "not_needed", "upstream_failed")
 
 
@@ -246,10 +247,29 @@ def _is_well(end: End) -> bool:
     return end[0] == "succeeded" or end == ("skipped", "not_needed")
 
 
-def to_run_again(graph: Graph, ends: Mapping[str, End]) -> list[str]:
-    """Of a graph that was run, what is to be run again: all that did not end well, or never came to run. Parents come
-    before children."""
-    return [node for node in graph.order if node not in ends or not _is_well(ends[node])]
+def to_run_again(graph: Graph, ends: Mapping[str, End], only: str | None = None) -> list[str]:
+    """Of a graph that was run, what is to be run again: all that did not end well, or never came to run. `only`: of
+    what has ended just this node, and what was skipped because of it. Parents come before children."""
+    again: dict[str, None] = {}
+    for node in graph.order:
+        end = ends.get(node)
+        if end is None or (not _is_well(end) and (only in (None, node) or _follows(graph, node, end, again))):
+            again[node] = None
+    return list(again)
+
+
+def _follows(graph: Graph, node: str, end: End, again: Container[str]) -> bool:
+    return end == _UPSTREAM_FAILED and any(each.job in again for each in graph.parents[node])
+
+
+def check_again(graph: Graph, ends: Mapping[str, End], node: str) -> None:
+    """Refuse to run one node of a graph again that was not to blame."""
+    if _is_well(ends[node]):
+        raise Conflict(f"{node} did not fail: run the workflow anew", code="nothing_failed")
+    for each in graph.parents[node]:
+        if each.job in ends and doom(each.on, *ends[each.job]) == UPSTREAM_FAILED:
+            message = f"{node} waits for {each.job}, which did not succeed: retry that"
+            raise Conflict(message, code="upstream_failed")
 
 
 class Path(NamedTuple):

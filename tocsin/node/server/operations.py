@@ -235,7 +235,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/runs/{id}/explain"): Operation("Say why a run has not started, and when it may", Explanation),
     ("POST", "/v1/runs/{id}/cancel"): _control("Cancel a run", Run, versioned=False),
     ("POST", "/v1/runs/{id}/retry"): Operation(
-        "Run an ended run again, as a new run", Run, 202, Nothing, optional=True, keyed=True, problems=(409,)
+        "Run an ended run again, as a new run; a job of a workflow run again, in its place there",
+        *(Run, 202, Nothing),
+        optional=True,
+        keyed=True,
+        problems=(409,),
     ),
     ("GET", "/v1/runs/{id}/parents"): Operation(
         "Read how the runs ended that a run waited for, and what they resulted in: with its run token, not with a key",
