@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted import Reply, Script, Tocsin
 
-from tocsin.cli import tenant
+from tocsin.cli import live, tenant
 
 USAGE = {"jobs": 12, "queued": 3, "running": 1, "log_bytes_today": 0}
 ACME: dict[str, Any] = {"slug": "acme", "usage": USAGE, "suspended_at": None, "erasure": None}
@@ -45,7 +45,7 @@ def test_it_does_not_ask_a_machine(script: Script, tocsin: Tocsin) -> None:
 def test_it_waits_until_there_is_no_such_tenant(
     script: Script, tocsin: Tocsin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenant, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(live, "WATCH_SECONDS", 0.0)
     gone = Reply(404, {"status": 404, "code": "not_found", "detail": "there is no such tenant"})
     script.on("GET", "/v1/tenants/acme", ACME | {"erasure": ERASURE}, gone)
     assert tocsin("tenant", "erase", "acme", "--yes", "--wait").stdout == "erased acme\n"

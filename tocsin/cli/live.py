@@ -86,10 +86,10 @@ def watch(fetch: Fetch, columns: Sequence[Column], *, limit: int, as_json: bool)
 
 
 class Step(NamedTuple):
-    """How far something is: so much of so much, in words, and whether that is the end."""
+    """How far something is: so much of so much, if anybody knows; in words, and whether that is the end."""
 
     done: int
-    total: int
+    total: int | None
     words: str
     ended: bool
 
@@ -102,16 +102,17 @@ def follow(fetch: Callable[[], Document], step: Callable[[Document], Step], titl
             time.sleep(WATCH_SECONDS)
         return document
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     words = TextColumn("{task.fields[words]}", markup=False)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), words)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), words)
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(plain(title), total=None, words="")
         while True:
             document = source.read(fetch)
             now = step(document)
-            bar.update(task, completed=now.done, total=now.total, words=plain(source.trouble or now.words))
+            far = "" if now.total is None else f"{now.done}/{now.total} "
+            bar.update(task, completed=now.done, total=now.total, words=far + plain(source.trouble or now.words))
             if now.ended:
                 return document
             time.sleep(WATCH_SECONDS)

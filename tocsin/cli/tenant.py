@@ -1,12 +1,12 @@
 """`tocsin tenant`: who shares this Tocsin (platform keys only)."""
 
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tocsin.cli.live import Step, follow
 from tocsin.cli.output import Column, Document, Fields, now, print_document, print_done, print_list
 from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, Reason, assignments, connect, noun, page_size
 from tocsin.cli.text import local, pairs, plain, relative, size
@@ -24,7 +24,6 @@ Quota = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-_LOOK_SECONDS = 1.0
 _NUMBERS = ("max_jobs", "max_queued", "max_running", "log_bytes_per_day")
 
 
@@ -191,7 +190,7 @@ def erase(
             _ask(slug, client.get_tenant(slug))
         answer = client.erase_tenant(slug)
         if wait:
-            _until_gone(client, slug)
+            _follow(client, slug)
     done = f"erased {slug}" if wait else f"erasing {slug}; how far it is: tocsin tenant show {slug}"
     print_done(answer, done, as_json)
 
@@ -212,17 +211,23 @@ def _at_a_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _until_gone(client: "Client", slug: str) -> None:
+def _follow(client: "Client", slug: str) -> None:
+    """Until there is no such tenant."""
     from tocsin.client.core import ApiError
 
-    while True:
+    def fetch() -> Document:
         try:
-            client.get_tenant(slug)
+            return client.get_tenant(slug)
         except ApiError as error:
             if error.status != 404:
                 raise
-            return
-        time.sleep(_LOOK_SECONDS)
+            return {}
+
+    try:
+        follow(fetch, lambda tenant: Step(0, None, _state(tenant) if tenant else "gone", ended=not tenant), slug)
+    except KeyboardInterrupt:
+        typer.echo(f"it goes on; tocsin tenant show {slug}", err=True)
+        raise
 
 
 def _quotas(given: list[str] | None) -> dict[str, int | str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -179,8 +179,7 @@ async def _again(
 
 def _stands_for(run: Row | Mapping[str, Any]) -> datetime | None:
     """The instant that an ended run stood for, if it is another than when it was asked for."""
-    at: datetime | None = run["logical_at"] or (run["scheduled_for"] if run["trigger"] == "schedule" else None)
-    return at if at is None or at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return run["logical_at"] or (run["scheduled_for"] if run["trigger"] == "schedule" else None)
 
 
 async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancelled_too: bool) -> list[Any]:
