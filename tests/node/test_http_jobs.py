@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests.conftest import Api
 from tests.flow.kit import Scene, WorkerHand, keys, told
 from tests.node.test_dispatcher import tenant
 from tocsin.flow.keys import RunTokens
-from tocsin.flow.shared.transitions import Stop
+from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.node.server.app import build
 from tocsin.node.server.protocol import HttpServer
 from tocsin.node.whisper import Whisper
@@ -205,12 +207,35 @@ async def test_a_worker_that_nobody_told_hears_of_it_at_its_next_heartbeat(
 
 def test_nodes_tell_each_other_what_has_ended_and_older_ones_understand_the_rest(scene: Scene) -> None:
     stops = [Stop("run-1", "worker-1", 7), Stop("run-2", "worker-2", 8, ended=True)]
-    said = Whisper(scene.db, lambda *_: None, lambda *_: None)._encode([], stops, ["worker-3"])
-    heard: list[Any] = []
-    Whisper(scene.db, lambda *_: None, lambda *told: heard.append(told))._on_message(said)
-    assert heard == [(stops, ["worker-3"])]
-    older = msgspec.json.decode(said, type=tuple[str, list[Any], list[tuple[str, str, int]], bool, list[str], Any])
+    speaker = Whisper(scene.db, lambda *_: None, lambda *_: None, lambda _: None)
+    speaker.say(stops=stops, drains=["worker-3"], keys=["key-4"])
+    said, heard = speaker._next(), list[Any]()
+    Whisper(scene.db, lambda *_: None, lambda *told: heard.append(told), heard.append)._on_message(said)
+    assert heard == [(stops, ["worker-3"]), ["key-4"]]
+    older = msgspec.json.decode(said, type=tuple[str, list[Any], list[tuple[str, str, int]], bool, list[str], Any, Any])
     assert older[2] == [("run-1", "worker-1", 7)], "what an older node would not understand is in a field of its own"
+
+
+def test_what_nodes_tell_each_other_fits_into_a_notification_however_much_it_is(scene: Scene) -> None:
+    now, many = datetime.now(UTC), range(150)
+    names = [str(uuid.uuid4()) for _ in many]
+    hints = [Hint(10**6 + n, 10**6, now, now) for n in many]
+    stops = [Stop(name, name, 2**60) for name in names]
+    speaker = Whisper(scene.db, lambda *_: None, lambda *_: None, lambda _: None)
+    everywhere, heard = list[bool](), dict[str, list[Any]](stops=[], drains=[], keys=[])
+
+    def stop(told: Sequence[Stop], drains: Sequence[str]) -> None:
+        heard["stops"] += told
+        heard["drains"] += drains
+
+    listener = Whisper(scene.db, lambda _, all_: everywhere.append(all_), stop, heard["keys"].extend)
+    speaker.say(hints, stops, names, names)
+    while len(heard["drains"]) < len(many):
+        message = speaker._next()
+        assert len(message) < 8000
+        listener._on_message(message)
+    assert everywhere[0], "there was no room for the hints: whoever heard it looks everywhere"
+    assert heard == {"stops": stops, "drains": names, "keys": names}
 
 
 async def test_a_cancel_and_a_call_race_and_what_was_done_is_done(live: Scene, worker_key: str) -> None:

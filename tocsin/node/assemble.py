@@ -102,7 +102,7 @@ class Node:
             near_wait=timedelta(seconds=settings.prefer_seconds),
             patience=timedelta(seconds=settings.reserve_after_seconds),
         )
-        self.whisper = Whisper(self.db, self._heard, self._stop)
+        self.whisper = Whisper(self.db, self._heard, self._stop, self._forget)
         self.conductor = Conductor(self.db, self.lanes, self.specs, self.tell)
         self.events = Events(self.db)
         self.tails = Tails(self.db, self.objects)
@@ -208,7 +208,17 @@ class Node:
     def drain(self, worker_ids: Sequence[str]) -> None:
         """Tell workers to go, wherever they are connected, at once; their next heartbeat would tell them, too."""
         self.gateway.drain(worker_ids)
-        self.whisper.say([], drains=worker_ids)
+        self.whisper.say(drains=worker_ids)
+
+    def end_keys(self, key_ids: Sequence[str]) -> None:
+        """Keys have ended: let them be refused here and on the other nodes at once, not half a second later."""
+        self._forget(key_ids)
+        self.whisper.say(keys=key_ids)
+
+    def _forget(self, key_ids: Sequence[str]) -> None:
+        if key_ids:
+            self.authenticator.forget(key_ids)
+            self.doorkeeper.wake()
 
     async def _measure_pools(self) -> None:
         await self.pools.measure(self.dispatcher.handed_out())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tocsin.errors import Forbidden, NotFound, Unauthorized
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
     from tocsin.node.server.protocol import Request
     from tocsin.store.db import Database
 
-_KEY_TTL = 1.0  # a revoked key is refused everywhere within this many seconds
+# A key that was revoked is forgotten as soon as the news of it comes, and should that be lost, after so many seconds.
+_KEY_TTL = 0.5
 _MOST_KNOWN = 10_000
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 
 
 class Authenticator:
-    """Keys, tokens and sessions to identities, remembered for a second."""
+    """Keys, tokens and sessions to identities, remembered for a moment."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._known: dict[bytes, tuple[float, Identity]] = {}
+        self._forgets = 0  # how often something was to be forgotten: what was read before that is not to be remembered
         self._used: dict[str, bytes | None] = {}
         self._until: dict[str, float] = {}  # when those who came without a key must be gone, by the database's clock
 
@@ -64,6 +67,7 @@ class Authenticator:
         found = self._known.get(fingerprint)
         if found is not None and now - found[0] < _KEY_TTL:
             return found[1]
+        forgets = self._forgets
         if found is None:
             self._node.edge.hold_back(request)
         if self._node.issuers and looks_like_token(key):
@@ -75,7 +79,7 @@ class Authenticator:
             self._known.pop(fingerprint, None)
             self._node.edge.failed(request)
             raise _unauthorized("this key or token is not known here, or not good any more")
-        self._remember(fingerprint, now, who)
+        self._remember(fingerprint, now, who, forgets)
         return who
 
     async def _holder(self, key: str, pool: str) -> Identity | None:
@@ -97,14 +101,21 @@ class Authenticator:
         found = self._known.get(mark)
         if found is not None and now - found[0] < _KEY_TTL:
             return found[1]
+        forgets = self._forgets
         who = await person(self._node.db, bearer)
-        self._remember(mark, now, who)
+        self._remember(mark, now, who, forgets)
         return who
 
-    def _remember(self, mark: bytes, now: float, who: Identity) -> None:
+    def _remember(self, mark: bytes, now: float, who: Identity, forgets: int) -> None:
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
-        self._known[mark] = (now, who)
+        if forgets == self._forgets:
+            self._known[mark] = (now, who)
+
+    def forget(self, key_ids: Collection[str]) -> None:
+        """Look again at the next call with one of these."""
+        self._forgets += 1
+        self._known = {mark: known for mark, known in self._known.items() if known[1].key_id not in key_ids}
 
     async def living(self, key_ids: set[str]) -> set[str]:
         """Those of these keys, or of what stands for one, that still open the door."""

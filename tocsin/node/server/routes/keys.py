@@ -23,7 +23,9 @@ async def create_key(call: Call) -> Reply:
 async def rotate_key(call: Call) -> Reply:
     body = call.decode(decode_rotation, b"{}")
     node = call.node
-    return await _shown_once(call, keys.rotate_key(node.db, node.key_hashes, call.who, call.id(), body, call.wish))
+    reply = await _shown_once(call, keys.rotate_key(node.db, node.key_hashes, call.who, call.id(), body, call.wish))
+    node.end_keys([call.id()])  # without overlap it has
+    return reply
 
 
 async def _shown_once(call: Call, made: Awaitable[dict[str, Any]]) -> Reply:
@@ -50,4 +52,5 @@ async def get_key(call: Call) -> Reply:
 @route("DELETE", "/v1/keys/{id}", "keys.manage")
 async def revoke_key(call: Call) -> Reply:
     await keys.revoke_key(call.node.db, call.who, call.id())
+    call.node.end_keys([call.id()])
     return Reply(status=204)
