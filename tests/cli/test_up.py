@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import PATIENCE
 from tests.certificates import Authority
 from tocsin.cli.up import (
     backoff,
@@ -110,7 +111,7 @@ def port() -> int:
         return number
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"

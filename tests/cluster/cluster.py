@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from tests import PATIENCE
 from tocsin.worker.proctree import die_with_parent
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
 T = TypeVar("T")
 
 
-async def until(what: str, look: Callable[[], Awaitable[T]], seconds: float = 20.0, every: float = 0.05) -> T:
+async def until(what: str, look: Callable[[], Awaitable[T]], seconds: float = PATIENCE, every: float = 0.05) -> T:
     """Look again and again until there is something; AssertionError after `seconds` says what never came."""
     give_up_at = time.monotonic() + seconds
     while not (found := await look()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,12 +12,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cluster
-from tests.worker.conftest import alive
+from tests.worker.conftest import HOSTILE, alive
 
 from .cluster import Site, until
 
 GRACE = 5.0  # between asking and killing
-HOSTILE = str(Path(__file__).parents[1] / "worker" / "hostile.py")
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ async def test_stopping_is_said_until_nothing_of_the_run_lives(
     await site.worker("worker", server, slots=1, module=None)  # all slots taken: the order must come all the same
     pids = tmp_path / "pids"
     async with site.client(server) as http:
-        target = {"kind": "process", "command": [sys.executable, HOSTILE, "hide", str(pids)]}
+        target = {"kind": "process", "command": [*HOSTILE, "hide", str(pids)]}
         job = (await http.post("/v1/jobs", json={"target": target})).json()
 
         async def started() -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Api, Cluster
 from tocsin.errors import SetupError
 from tocsin.node.assemble import Node
@@ -165,7 +166,7 @@ async def test_a_server_that_is_still_starting_is_waited_for(own: Postgres) -> N
     opening = asyncio.create_task(db.open(patience=20))
     await asyncio.sleep(0)
     own.start()
-    await asyncio.wait_for(opening, 15)
+    await asyncio.wait_for(opening, PATIENCE)
     await db.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Cluster
+from tests.worker.conftest import HOSTILE, last_tick
 from tocsin.worker.timing import instant
 
 from .cluster import Site, until
@@ -20,7 +21,6 @@ from .driver import Driver
 from .proxy import Link
 
 LEASE, HEARTBEAT, SWEEP = 2.0, 0.5, 2.0
-HOSTILE = str(Path(__file__).parents[1] / "worker" / "hostile.py")
 
 
 @pytest.fixture
@@ -40,11 +40,6 @@ async def worker_named(driver: Driver, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def last_tick(file: Path) -> float:
-    """The last instant that was written whole."""
-    return float(file.read_text().rpartition("\n")[0].split()[-1])
-
-
 async def test_nothing_is_written_after_the_lease_of_a_worker_that_is_cut_off_or_stopped(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +53,7 @@ async def test_nothing_is_written_after_the_lease_of_a_worker_that_is_cut_off_or
         files = [tmp_path / f"ticks-{n}" for n in range(4)]
         plainly = "import sys, time\nwhile True: print(time.time(), file=open(sys.argv[1], 'a')); time.sleep(0.005)"
         for n, file in enumerate(files):
-            ticks = [sys.executable, HOSTILE, "tick", str(file)]
+            ticks = [*HOSTILE, "tick", str(file)]
             target = {"kind": "process", "command": ticks if n % 2 else [sys.executable, "-c", plainly, str(file)]}
             await driver.create_job({"target": target, "retry": {"max_attempts": 1}})
 

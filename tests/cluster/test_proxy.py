@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests import PATIENCE
+
 from .proxy import Link, Requests
 
 
@@ -35,7 +37,7 @@ class Echo:
     async def count(self, wanted: int) -> None:
         while len(self.asked) < wanted:
             self.arrived.clear()
-            await asyncio.wait_for(self.arrived.wait(), 5)
+            await asyncio.wait_for(self.arrived.wait(), PATIENCE)
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ class Client:
         return await asyncio.wait_for(self._reader.readexactly(int(head.split(b": ")[1].split(b"\r")[0])), seconds)
 
     async def rest(self) -> bytes:
-        return await asyncio.wait_for(self._reader.read(), 5)
+        return await asyncio.wait_for(self._reader.read(), PATIENCE)
 
     def close(self) -> None:
         self._writer.close()

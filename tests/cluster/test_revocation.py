@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Cluster
 
 from .cluster import Server, Site, until
@@ -55,9 +56,9 @@ async def test_a_revoked_key_opens_nothing_on_any_server(site: Site) -> None:
         callers = [Caller(server, made["key"]) for server in servers]
         listening = [asyncio.create_task(caller.listen()) for caller in callers]
         calling = [asyncio.create_task(caller.call()) for caller in callers]
-        await asyncio.gather(*(asyncio.wait_for(caller.open.wait(), 30) for caller in callers))
+        await asyncio.gather(*(asyncio.wait_for(caller.open.wait(), PATIENCE) for caller in callers))
         assert not any(task.done() for task in (*listening, *calling))
         assert (await admin.delete(f"/v1/keys/{made['id']}")).status_code == 204
         # `python -m bench access` measures how soon.
-        await asyncio.wait_for(asyncio.gather(*listening, *calling), 30)
+        await asyncio.wait_for(asyncio.gather(*listening, *calling), PATIENCE)
         await asyncio.gather(*(caller.http.aclose() for caller in callers))

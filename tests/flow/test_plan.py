@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -171,9 +170,7 @@ async def test_the_first_turn_after_a_long_time_down_makes_one_run_and_counts_th
     await scene.sql.execute("update jobs set created_at = $1", first - MINUTE)
     await scene.sql.execute("update triggers set next_fire_at = $1", first)
     statements.clear()
-    began = time.monotonic()
     await plan(scene.db, timedelta(0))
-    assert time.monotonic() - began < 5
     assert len(statements) == 6, "begin, due, advance, stage, note, commit: however long it was"
     planned_at = await scene.value("select max(finished_at) from history")
     [latest] = await owed(scene, job)

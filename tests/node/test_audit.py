@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.cluster import until
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene
@@ -24,14 +25,14 @@ async def test_what_a_call_did_is_chained_and_anchored_by_itself(live: Scene) ->
     async def sealed() -> Any:
         return (await live.api.get("/v1/audit", params={"target": f"job:{job['id']}"}))["items"]
 
-    [record] = await until("the record is sealed", sealed, 30)
+    [record] = await until("the record is sealed", sealed)
 
     async def anchored() -> Any:
         proof = await live.api.get("/v1/audit/verify")
         assert proof["ok"], proof["findings"]
         return proof["anchored_seq"]
 
-    await until("the head is anchored", anchored, 30)
+    await until("the head is anchored", anchored)
     assert record["action"] == "job.create"
 
 
@@ -79,7 +80,7 @@ async def test_many_callers_and_sealers_make_one_chain(scene: Scene) -> None:
     while not calling.done():
         await asyncio.gather(*(seal.seal(scene.db) for _ in range(6)))
     await calling
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await keep_sealing()
     proof = await scene.api.get("/v1/audit/verify")
     assert proof["ok"] and proof["records"] == proof["checked"] >= count and proof["unsealed"] == 0

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.flow.kit import Scene, WorkerHand, told
-from tests.node.test_http_jobs import ALL, HTTP, PATIENCE, claimed, complete, hand, taken
+from tests.node.test_http_jobs import ALL, HTTP, claimed, complete, hand, taken
 from tocsin.settings import Settings
 from tocsin.store.vault import MasterKeys
 

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Api
 from tests.flow.kit import Scene, end_of
 from tocsin.flow import claim
@@ -281,7 +282,7 @@ async def test_what_could_not_go_ahead_is_claimed_at_its_instant(scene: Scene, m
     poll = dispatcher.open_poll(await worker_of(scene), 5, ahead=True)
     dispatcher.start()
     try:
-        [row] = await asyncio.wait_for(poll.answer, 10)
+        [row] = await asyncio.wait_for(poll.answer, PATIENCE)
     finally:
         await dispatcher.stop()
     assert row["id"] == run_id and row["claimed_at"] >= row["ready_at"]

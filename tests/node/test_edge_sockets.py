@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.cluster import until
 from tests.node.test_protocol import Desk, Line
 from tocsin.node.server import protocol
@@ -33,7 +34,7 @@ async def reached(desk: Desk, number: int) -> None:
     async def counted() -> bool:
         return len(desk.http.connections) == number
 
-    await until(f"{number} connections", counted, 10)
+    await until(f"{number} connections", counted)
 
 
 async def fill(desk: Desk, number: int, said: bytes = b"") -> list[Line]:
@@ -115,6 +116,6 @@ async def test_who_asks_on_without_reading_is_answered_no_more(desk: Desk, monke
     desk.handler = much
     line = await desk.call()
     line.say(GET * 1000)
-    await asyncio.wait_for(desk.called.wait(), 5)
+    await asyncio.wait_for(desk.called.wait(), PATIENCE)
     await reached(desk, 0)
     assert len(desk.seen) < 20, "no more than the kernel's buffers took"

@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 
+from tests import PATIENCE
 from tests.certificates import Authority
 from tocsin.errors import SetupError
 from tocsin.node.server.protocol import HttpServer, Reply, Request
@@ -67,7 +68,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     writer.write(GET)
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
     assert await reader.readexactly(2) == b"/x"
     return head
 
@@ -120,7 +121,7 @@ async def test_old_versions_and_plain_words_are_not_answered(house: House) -> No
         await house.call(weak)
     reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
     writer.write(GET)
-    assert b"HTTP" not in await asyncio.wait_for(reader.read(), 5)
+    assert b"HTTP" not in await asyncio.wait_for(reader.read(), PATIENCE)
     writer.close()
     reader, writer = await house.call()
     assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
@@ -134,7 +135,7 @@ async def test_a_handshake_that_does_not_come_is_cut(
     server = HttpServer(house._respond)
     port = await server.start("127.0.0.1", 0, house.certificate.context)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
     writer.close()
     await server.stop(grace=1.0)
 

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.cluster import Site
 from tests.conftest import Api, Cluster
 from tests.flow.kit import PROCESS, Scene
@@ -40,7 +41,7 @@ class Heard:
         self._whole: list[Event] = []
 
     async def part(self) -> bytes:
-        self.raw.append(await asyncio.wait_for(anext(self.parts), 10))
+        self.raw.append(await asyncio.wait_for(anext(self.parts), PATIENCE))
         return self.raw[-1]
 
     async def event(self) -> Event:
@@ -384,7 +385,7 @@ async def test_a_client_hears_everything_over_a_kill_and_a_restart(
                 await one.ended()
                 await one.start()
                 ids += (await maker.run_batch(job["id"], [{}] * 20))["ids"]
-                heard = [await asyncio.wait_for(anext(told), 20) for _ in range(40)]
+                heard = [await asyncio.wait_for(anext(told), PATIENCE) for _ in range(40)]
                 assert [event.data["id"] for event in heard] == ids
             one.terminate()
             assert await one.ended(5) == 0, "an open stream does not hold up the end"

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from tests import PATIENCE
 from tests.conftest import Api
 from tests.flow.kit import Scene, WorkerHand, keys, told
 from tests.node.test_dispatcher import tenant
@@ -29,7 +30,6 @@ from tocsin.store.vault import MasterKeys, new_key
 from tocsin.telemetry import SSRF_BLOCKED, SUPERSEDED
 
 HTTP = {"kind": "http", "url": "https://api.example.com/orders", "callback": True}
-PATIENCE = 10.0
 ALL = 1 << 60  # as `last_claim`: every answer so far has arrived
 
 
@@ -47,7 +47,7 @@ async def claimed(scene: Scene, worker: WorkerHand, **spec: Any) -> dict[str, An
 async def taken(worker: WorkerHand, count: int = 1) -> list[dict[str, Any]]:
     """So many runs; an order may end a poll before they come."""
     runs: list[dict[str, Any]] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while len(runs) < count:
             runs += (await worker.claim(wait=PATIENCE, last_claim=ALL))["runs"]
     return runs

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Api
 from tests.flow.kit import Scene, WorkerHand, poll_opened
 from tocsin.flow import keys
@@ -262,5 +263,5 @@ async def test_a_worker_that_waits_is_sent_away_when_its_key_is_revoked(live: Sc
     waiting = asyncio.create_task(worker.claim(1, wait=60))
     await opened.wait()
     await live.api.delete(f"/v1/keys/{made['id']}")
-    assert (await asyncio.wait_for(waiting, 30))["runs"] == []
+    assert (await asyncio.wait_for(waiting, PATIENCE))["runs"] == []
     await worker.claim(1, expect=401)

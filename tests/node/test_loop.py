@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 
+from tests import PATIENCE
 from tests.flow.kit import Scene
 from tocsin.failpoints import Failpoints
 from tocsin.flow.shared.transitions import Hint
@@ -66,7 +67,7 @@ async def test_every_loop_survives_every_fault(live: Scene, monkeypatch: pytest.
         await anext(listener)
     before = {name: errors(name) for name in names}
     node.db.failpoints = troubles = Troubles(names)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while any(len(troubles.raised[name]) < len(FAULTS) for name in names):
             node.whisper.say([Hint(0, who.tenant_id, node.db.clock.now(), node.db.clock.now())])
             for one in node._loops:
@@ -113,17 +114,17 @@ class Unlucky(Loop):
 async def test_something_cancelled_within_a_turn_does_not_end_the_loop() -> None:
     loop = Unlucky(asyncio.CancelledError(), RuntimeError("broken"))
     loop.start()
-    await asyncio.wait_for(loop.turned.wait(), 5)
-    await asyncio.wait_for(loop.stop(), 1)
+    await asyncio.wait_for(loop.turned.wait(), PATIENCE)
+    await asyncio.wait_for(loop.stop(), PATIENCE)
 
 
 async def test_a_loop_stops_at_once_while_it_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SHORTEST_BACKOFF", 50.0)
-    monkeypatch.setattr(module, "_LONGEST_BACKOFF", 60.0)
+    monkeypatch.setattr(module, "_SHORTEST_BACKOFF", 10 * PATIENCE)
+    monkeypatch.setattr(module, "_LONGEST_BACKOFF", 20 * PATIENCE)
     loop = Unlucky(RuntimeError("broken"))
     loop.start()
     await loop.failed.wait()
-    await asyncio.wait_for(loop.stop(), 1)
+    await asyncio.wait_for(loop.stop(), PATIENCE)
     assert not loop.turned.is_set()
 
 
@@ -147,4 +148,4 @@ async def test_a_turn_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch
     loop = Endless()
     loop.start()
     await loop.turned.wait()
-    await asyncio.wait_for(loop.stop(), 2)
+    await asyncio.wait_for(loop.stop(), PATIENCE)

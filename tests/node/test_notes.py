@@ -8,7 +8,7 @@ from tests.flow.kit import Scene, WorkerHand, told
 async def test_a_checkpoint_goes_to_the_next_attempt_whoever_has_it(live: Scene, worker_key: str) -> None:
     [run_id] = await live.ask(await live.job(retry={"backoff": "immediate"}))
     first, second = [await WorkerHand.register(live.node, worker_key) for _ in range(2)]
-    answer = await first.claim(wait=10)
+    answer = await first.claim(wait=30)
     [run] = answer["runs"]
     assert "checkpoint" not in run
     word = {"run_id": run_id, "fence": run["fence"], "progress": 0.25, "checkpoint": {"page": 3}}
@@ -16,7 +16,7 @@ async def test_a_checkpoint_goes_to_the_next_attempt_whoever_has_it(live: Scene,
     assert await first.say("notes", {"notes": [word]}) == {"kept": [[run_id, run["fence"]]]}
     assert (await live.run(run_id))["progress"] == 0.25
     await first.report(finished=[told(run, "failed")], last_claim=answer["claim_id"])
-    [again] = (await second.claim(wait=10))["runs"]
+    [again] = (await second.claim(wait=30))["runs"]
     assert (again["run_id"], again["attempt"], again["checkpoint"]) == (run_id, 2, {"page": 3})
 
 

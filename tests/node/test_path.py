@@ -10,7 +10,7 @@ async def test_a_job_without_schedule_runs_once_and_is_completed(api: Api, worke
     assert (job["state"], job["version"]) == ("active", 1)
     worker = Api(api.node, worker_key)
     me = await worker.post("/v1/worker/register", {"name": "w", "slots": 2, "targets": ["process"]})
-    claimed = await worker.post(f"/v1/worker/{me['worker_id']}/claim", {"slots": 2, "wait": 5})
+    claimed = await worker.post(f"/v1/worker/{me['worker_id']}/claim", {"slots": 2, "wait": 30})
     [run] = claimed["runs"]
     assert run["spec"]["target"]["command"] == ["true"]
     done = {"run_id": run["run_id"], "attempt": run["attempt"], "fence": run["fence"], "outcome": "succeeded"}

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from tests import PATIENCE
 from tocsin.errors import ApiProblem
 from tocsin.node.server import protocol
 from tocsin.node.server.protocol import ClientGone, HttpServer, Reply, Request, problem
@@ -57,16 +58,16 @@ class Line:
 
     async def hear(self) -> tuple[int, dict[str, str], bytes]:
         """One answer."""
-        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)).decode()
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE)).decode()
         first, *lines = head.strip().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines)
-        body = await asyncio.wait_for(self.reader.readexactly(int(headers.get("content-length", "0"))), 5)
+        body = await asyncio.wait_for(self.reader.readexactly(int(headers.get("content-length", "0"))), PATIENCE)
         return int(first.split(" ")[1]), headers, body
 
     async def is_over(self) -> bool:
         """Whether the server hangs up, after nothing more."""
         try:
-            return await asyncio.wait_for(self.reader.read(1), 5) == b""
+            return await asyncio.wait_for(self.reader.read(1), PATIENCE) == b""
         except ConnectionResetError:
             return True
 
@@ -132,7 +133,7 @@ async def test_an_endless_body_is_not_read_to_its_end(desk: Desk) -> None:
     sending = asyncio.ensure_future(sends())
     assert (await line.hear())[0] == 413
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(sending, 10)
+        await asyncio.wait_for(sending, PATIENCE)
 
 
 async def test_what_nobody_asks_for_stays_in_the_kernel(desk: Desk) -> None:
@@ -194,7 +195,7 @@ async def test_who_does_not_read_is_cut(desk: Desk, monkeypatch: pytest.MonkeyPa
     desk.handler = streams
     line = await desk.call()
     line.say(post(b""))
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
     assert not desk.http.connections
 
 
@@ -218,7 +219,7 @@ async def test_a_stream_ends_with_its_reader(desk: Desk) -> None:
     assert (await line.hear())[1]["transfer-encoding"] == "chunked"
     assert await line.reader.readexactly(16) == b"3\r\none\r\n3\r\ntwo\r\n"
     line.writer.close()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), PATIENCE)
 
 
 async def test_a_stream_that_ends_leaves_the_line_open(desk: Desk) -> None:
@@ -248,10 +249,10 @@ async def test_the_caller_hangs_up(desk: Desk) -> None:
 
     desk.handler = waits
     (await desk.call()).say(post(b"")).writer.close()
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(told.wait(), PATIENCE)
     desk.handler = desk.echo
     (await desk.call()).say(post(b"hello")[:-1]).writer.close()
-    await asyncio.wait_for(desk.dropped.wait(), 5)
+    await asyncio.wait_for(desk.dropped.wait(), PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -303,11 +304,11 @@ async def test_a_server_that_goes_ends_what_is_under_way(desk: Desk) -> None:
 
     desk.handler = waits
     busy, idle = (await desk.call()).say(post(b"")), await desk.call()
-    await asyncio.wait_for(desk.called.wait(), 5)
+    await asyncio.wait_for(desk.called.wait(), PATIENCE)
     stopping = asyncio.ensure_future(desk.http.stop(5))
     assert await idle.is_over()
     go.set()
     assert (await busy.hear())[1]["connection"] == "close"
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, PATIENCE)
     with pytest.raises(ConnectionRefusedError):
         await desk.call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests import PATIENCE
 from tests.flow.kit import Scene, WorkerHand, poll_opened, told
 
 
@@ -18,13 +19,13 @@ async def test_what_a_run_frees_goes_to_the_next_at_once(live: Scene, worker_key
     await opened.wait()
     # Something that needs a slot alone passes what finds no room.
     plain = await live.job(schedule=None)
-    answer = await asyncio.wait_for(poll, 10)
+    answer = await asyncio.wait_for(poll, PATIENCE)
     assert [run["job_id"] for run in answer["runs"]] == [plain["id"]]
     opened = poll_opened(live.node)
     poll = asyncio.create_task(worker.claim(slots=3, last_claim=answer["claim_id"], wait=30))
     await opened.wait()
     await worker.report(finished=[told({"run_id": first, "attempt": 1, "fence": await fence_of(live, first)})])
-    assert [run["run_id"] for run in (await asyncio.wait_for(poll, 10))["runs"]] == [second]
+    assert [run["run_id"] for run in (await asyncio.wait_for(poll, PATIENCE))["runs"]] == [second]
 
 
 async def fence_of(scene: Scene, run_id: str) -> int:

@@ -22,7 +22,7 @@ class Endpoint:
 
     async def serve(self) -> list[dict[str, Any]]:
         """Take what comes within a while, and call."""
-        answer = await self.hand.claim(slots=20, last_claim=self._last_claim, wait=3)
+        answer = await self.hand.claim(slots=20, last_claim=self._last_claim, wait=30)
         self._last_claim = answer["claim_id"]
         runs: list[dict[str, Any]] = answer["runs"]
         self.calls += len(runs)

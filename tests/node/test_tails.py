@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.flow.kit import Scene, WorkerHand
 from tocsin.client import Event
 from tocsin.client.core import Call, Retries
@@ -35,7 +36,7 @@ class Tail:
 
     async def event(self) -> Event:
         while not self._whole:
-            self._whole += self._stream.feed(await asyncio.wait_for(anext(self.parts), 20))
+            self._whole += self._stream.feed(await asyncio.wait_for(anext(self.parts), PATIENCE))
         return self._whole.pop(0)
 
     async def texts(self, count: int) -> list[str]:
@@ -178,11 +179,11 @@ async def test_a_stream_ends_with_its_node_and_with_its_key(scene: Scene, run: R
         await anext(tail.parts)
         await scene.api.delete(f"/v1/keys/{made['id']}")
         await scene.node.doorkeeper.run_once()
-        assert b"unauthorized" in await asyncio.wait_for(anext(tail.parts), 20)
+        assert b"unauthorized" in await asyncio.wait_for(anext(tail.parts), PATIENCE)
     async with following(scene.node, scene.api.key, run) as tail:
         await anext(tail.parts)
         scene.node.tails.end_streams()
-        assert b"leaving" in await asyncio.wait_for(anext(tail.parts), 20)
+        assert b"leaving" in await asyncio.wait_for(anext(tail.parts), PATIENCE)
 
 
 async def test_a_log_is_downloaded_whole_as_text_that_does_no_harm_or_as_documents(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.cluster import until
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of, keys, told
@@ -113,14 +114,14 @@ async def test_a_node_erases_by_itself_and_tells_workers_to_stop(live: Scene, wo
     async def told_to_stop() -> Any:
         return (await worker.report(last_claim=answer["claim_id"], running=keys(answer["runs"])))["stop"]
 
-    assert await until("its worker is told", told_to_stop, 30)
+    assert await until("its worker is told", told_to_stop)
     await worker.report(last_claim=answer["claim_id"], finished=[told(answer["runs"][0], "cancelled")])
 
     async def emptied() -> Any:
         erasure = (await live.api.get("/v1/tenants/acme"))["erasure"]
         return erasure["state"] == "erasing" and not await live.rows("select from jobs where tenant_id <> 1")
 
-    await until("its rows are gone", emptied, 30)
+    await until("its rows are gone", emptied)
 
 
 async def test_a_stream_of_an_erased_tenant_ends_and_others_go_on(live: Scene) -> None:
@@ -130,14 +131,14 @@ async def test_a_stream_of_an_erased_tenant_ends_and_others_go_on(live: Scene) -
     callers = [(await live.who(slug))._replace(key_id=key_id) for slug in ("default", "acme")]
     own, foreign = (live.node.events.stream(who, Wanted(), None) for who in callers)
     for stream in (own, foreign):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while b"event: open" not in await anext(stream):
                 pass
     await live.api.call("DELETE", "/v1/tenants/acme", json={"confirm": "acme"}, expect=202)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         assert b"unauthorized" in [word async for word in foreign][-1]
     await live.job(name="goes-on")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while b"goes-on" not in await anext(own):
             pass
     await own.aclose()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, poll_opened, told
 from tests.flow.test_logs import chunk
@@ -70,7 +71,7 @@ async def test_a_worker_gets_runs_of_its_tenants_alone(live: Scene) -> None:
     waiting = asyncio.create_task(worker.claim(10, wait=60))
     await opened.wait()
     made = await acme.post(f"/v1/jobs/{theirs['id']}/runs")
-    answer = await asyncio.wait_for(waiting, 50)
+    answer = await asyncio.wait_for(waiting, PATIENCE)
     assert [run["run_id"] for run in answer["runs"]] == [made["id"]]
     assert await live.states(mine) == ["ready"] * 5
     # The same on a server that never saw it register: what binds it is its key.
@@ -131,7 +132,7 @@ async def test_what_needs_more_than_a_slot_finds_no_worker_of_others(scene: Scen
     assert await scene.states(job) == ["ready"] * 3
     dispatcher.close_poll(polls[1])
     mine = dispatcher.open_poll(other, 10)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not mine.answer.done():
             await dispatcher.run_once()  # which looks again a moment after it looked in vain
     assert len(await mine.answer) == 3, "it was not for want of room"

@@ -13,6 +13,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Api, Cluster
 from tocsin.errors import SetupError
 from tocsin.flow import partitions, servers
@@ -201,7 +202,7 @@ async def test_a_migration_lets_the_queue_through_while_somebody_is_in_its_way(
         await transaction.start()
         await in_the_way.execute("select from jobs limit 1")
         migrating = asyncio.create_task(migrate(database_url, say=told.set_result))
-        assert "9999_more waits" in await asyncio.wait_for(told, 10)
+        assert "9999_more waits" in await asyncio.wait_for(told, PATIENCE)
         await queue.execute("select from jobs limit 1")  # would be ended by its lock_timeout if it had to wait
         assert not migrating.done()
         await transaction.rollback()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.proxy import Link
 from tests.conftest import Api, Cluster
 from tests.flow.kit import poll_opened
@@ -82,7 +82,7 @@ async def all_at_once(db: Database, pool: str = "engine", count: int = 3) -> Non
             await connection.fetchval("select 1")
             await begun.wait()
 
-    await asyncio.wait_for(asyncio.gather(*(one() for _ in range(count))), 5)
+    await asyncio.wait_for(asyncio.gather(*(one() for _ in range(count))), PATIENCE)
 
 
 def descriptors(link: Link) -> Iterator[socket.socket]:
@@ -119,10 +119,10 @@ async def test_a_connection_that_hangs_is_thrown_away_and_its_slot_is_free(
     await linked._drop_connections()
     await all_at_once(linked)
     assert link.strand() >= 3
-    begun = time.monotonic()
-    failed = await asyncio.gather(*(linked.fetchval("engine", "select 1") for _ in range(3)), return_exceptions=True)
+    async with asyncio.timeout(PATIENCE):
+        asked = (linked.fetchval("engine", "select 1") for _ in range(3))
+        failed = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(error) for error in failed] == [Unavailable] * 3
-    assert time.monotonic() - begun < 4
     await all_at_once(linked)  # by new connections, though the old ones were never closed by the other side
 
 
@@ -219,7 +219,7 @@ async def test_a_worker_is_served_while_every_call_waits(
                 await stack.enter_async_context(node.db._borrowed(pool))
             node.specs._known.clear()
             opened = poll_opened(node)
-            claim = asyncio.create_task(worker.post(f"/v1/worker/{worker_id}/claim", {"slots": 1, "wait": 5}))
+            claim = asyncio.create_task(worker.post(f"/v1/worker/{worker_id}/claim", {"slots": 1, "wait": 30}))
             await opened.wait()
             while not claim.done():
                 await node.dispatcher.run_once()
@@ -275,11 +275,11 @@ async def test_a_database_that_is_late_is_waited_for(cluster: Cluster, database_
         hung_up.set()
 
     starting = await asyncio.start_server(hang_up, "127.0.0.1", scissors.port)
-    await asyncio.wait_for(hung_up.wait(), 10)
+    await asyncio.wait_for(hung_up.wait(), PATIENCE)
     assert not opening.done()
     starting.close()
     await scissors.open(scissors.port)
-    await asyncio.wait_for(opening, 10)
+    await asyncio.wait_for(opening, PATIENCE)
     assert await db.fetchval("engine", "select 1") == 1
     await db.close()
     scissors.close()
@@ -309,7 +309,7 @@ async def test_an_old_primary_is_refused(database_url: str) -> None:
 async def test_a_silent_host_does_not_keep_the_others_from_being_asked(
     database_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(primary, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(primary, "CONNECT_SECONDS", 2.0)
     silent = await asyncio.start_server(lambda r, w: asyncio.Event().wait(), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     url = by(link, database_url).replace("@", f"@127.0.0.1:{port},")

@@ -13,9 +13,12 @@ from typing import Any
 import psutil
 import pytest_asyncio
 
+from tests import PATIENCE
+
 from .gateway import Gateway
 
 HERE = Path(__file__).parent
+HOSTILE = (sys.executable, str(HERE / "hostile.py"))
 
 
 @asynccontextmanager
@@ -58,12 +61,22 @@ async def shared() -> AsyncIterator[Gateway]:
         yield gateway
 
 
-async def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
+async def until(condition: Callable[[], Any], within: float = PATIENCE) -> Any:
     """Wait for something outside the protocol to become true."""
     async with asyncio.timeout(within):
         while not (found := condition()):  # noqa: ASYNC110 (nobody would set an event)
             await asyncio.sleep(0.01)
         return found
+
+
+def naming(path: Path) -> list[int]:
+    """The processes that have the path among their arguments."""
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if str(path) in (p.info["cmdline"] or []) and alive(p.pid)]
+
+
+def last_tick(file: Path) -> float:
+    """The last instant that was written whole."""
+    return float(file.read_text().rpartition("\n")[0].split()[-1])
 
 
 def alive(pid: int) -> bool:

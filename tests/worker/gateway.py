@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from tests import PATIENCE
 from tocsin import wire
 from tocsin.clock import iso
 from tocsin.model.loglines import parted
@@ -127,13 +128,13 @@ class Gateway:
         kwargs = more.pop("kwargs", {})
         return self.submit({"kind": "python", "function": function, "args": list(args), "kwargs": kwargs}, **more)
 
-    async def until(self, condition: Callable[[], Any], within: float = 15.0) -> Any:
+    async def until(self, condition: Callable[[], Any], within: float = PATIENCE) -> Any:
         """Wait until the condition holds, looking again whenever the worker has said something."""
         async with asyncio.timeout(within), self.changed:
             await self.changed.wait_for(condition)
             return condition()
 
-    async def end_of(self, run: wire.ClaimedRun, within: float = 15.0) -> wire.Finished:
+    async def end_of(self, run: wire.ClaimedRun, within: float = PATIENCE) -> wire.Finished:
         found: wire.Finished = await self.until(lambda: self.finished.get(run.run_id), within)
         return found
 

@@ -14,12 +14,12 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from tests import PATIENCE
 from tocsin.wire import ClaimedRun, Finished, LogLine
 from tocsin.worker.executors import Attempt
 from tocsin.worker.executors.http import HttpExecutor
 from tocsin.worker.targets import HttpTarget, Resources, Spec
 
-PATIENCE = 60.0
 _numbers = itertools.count(1)
 
 

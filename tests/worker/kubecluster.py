@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 from aiohttp import web
 
+from tests import PATIENCE
+
 Thing = dict[str, Any]
 
 
@@ -108,7 +110,7 @@ class Cluster:
         path.write_text(json.dumps(config))
         return str(path)
 
-    async def until(self, condition: Callable[[], Any], within: float = 30.0) -> Any:
+    async def until(self, condition: Callable[[], Any], within: float = PATIENCE) -> Any:
         """Wait until the condition holds, looking again at every change."""
         async with asyncio.timeout(within), self._changed:
             await self._changed.wait_for(condition)

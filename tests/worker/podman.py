@@ -17,6 +17,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests import PATIENCE
+
 IMAGE = "localhost/tocsin-test:1"
 _BUSYBOX = next((path for path in ("/bin/busybox", "/usr/bin/busybox") if os.path.exists(path)), "")
 _CONFIG = """
@@ -59,7 +61,7 @@ class Podman:
                 await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
                 pytest.skip(f"containers cannot be tried here: podman {words[0]}: {why}")
         self._service = await self._spawn("system", "service", "--time=0", f"unix://{self.socket}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not await self._answers():
                 assert self._service.returncode is None, "podman's service ended"
                 await asyncio.sleep(0.02)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests import PATIENCE
 from tocsin import wire
 from tocsin.worker.executors import Attempt
 from tocsin.worker.executors.remote import RemoteExecutor
@@ -47,7 +48,7 @@ class Book:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def until(self, condition: Callable[[], Any], within: float = 60.0) -> Any:
+    async def until(self, condition: Callable[[], Any], within: float = PATIENCE) -> Any:
         async with asyncio.timeout(within), self._changed:
             await self._changed.wait_for(condition)
             return condition()

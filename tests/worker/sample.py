@@ -99,6 +99,12 @@ async def sleep(seconds: float) -> str:
 
 
 @app.function
+def sleep_until(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+@app.function
 async def sleep_stubborn(seconds: float) -> str:
     try:
         await asyncio.sleep(seconds)

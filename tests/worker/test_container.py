@@ -12,6 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from tests import PATIENCE
 from tocsin.errors import SetupError
 from tocsin.worker.executors import Why, container, remote
 from tocsin.worker.executors.container import DEADLINE, FENCE, OWNER, RUN, ContainerExecutor
@@ -199,7 +200,7 @@ async def test_processes_are_bounded_and_gone_with_its_container(
     def fragments() -> int:
         return sum(b"BOMB=" + bytes(tmp_path) in environ_of(process.pid) for process in psutil.process_iter())
 
-    await until(lambda: fragments() >= 30, within=60)
+    await until(lambda: fragments() >= 30)
     assert fragments() <= 41
     executor.stop(attempt)
     assert (await book_of(executor).end_of(attempt))[0] == "cancelled"
@@ -222,7 +223,7 @@ async def test_no_container_outlives_its_worker(podman: Podman, executor: Contai
         run = gateway.submit(target)
         await gateway.line_of(run, "up")
         process.send_signal(number)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while await executor.docker.containers.list():  # noqa: ASYNC110 (nobody would set an event)
                 await asyncio.sleep(0.05)
     await executor.open()

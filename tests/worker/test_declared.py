@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests import PATIENCE
 from tocsin.client.credentials import Credentials
 from tocsin.errors import SetupError
 from tocsin.worker.declared import declare
@@ -94,7 +95,7 @@ async def test_a_job_that_the_server_refuses_keeps_the_worker_from_starting() ->
     async with Gateway() as gateway:
         gateway.refuse_job = 422, {"code": "invalid", "detail": "schedule.cron: no"}
         async with worker(gateway, module="declared_sample:app", editor="editor-key") as process:
-            assert await asyncio.wait_for(process.wait(), 30) == 1
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 1
         assert not gateway.registered
 
 
@@ -230,7 +231,7 @@ async def test_an_isolated_crash_takes_nobody_along(declared: Gateway) -> None:
     await declared.line_of(beside, "listening")
     crashed = await declared.end_of(declared.python("sdk.alone_async", 7))
     assert crashed.error is not None and crashed.error.class_ == "crashed" and "exit code 7" in crashed.error.message
-    slow = declared.python("sdk.alone", 60, timeout=0.3)
+    slow = declared.python("sdk.alone", 60, timeout=1.0)
     pid = int((await declared.line_of(slow, "alone in")).split()[-1])
     assert (await declared.end_of(slow)).outcome == "timeout"
     await until(lambda: not alive(pid))
@@ -257,7 +258,7 @@ async def test_a_worker_that_goes_leaves_no_process_behind() -> None:
         run = gateway.python("sdk.alone", 60)
         pid = int((await gateway.line_of(run, "alone in")).split()[-1])
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         end = await gateway.end_of(run)
         assert end.outcome == "lost" and end.error is not None and end.error.class_ == "drained"
         assert not alive(pid)

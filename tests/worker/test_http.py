@@ -19,13 +19,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from tests import PATIENCE
 from tocsin.wire import Finished, StopOrder
 from tocsin.worker.executors import Why
 from tocsin.worker.executors.http import KEPT_BYTES, Resolver
 from tocsin.worker.targets import Resources
 
 from .conftest import started
-from .http_kit import PATIENCE, Caller, Names, Site, calling, served
+from .http_kit import Caller, Names, Site, calling, served
 
 
 @pytest.fixture
@@ -431,7 +432,7 @@ async def test_a_run_that_ended_by_its_own_word_is_stopped_and_not_reported(site
         await gateway.line_of(ended, "said")
         gateway.stops.append(StopOrder(run_id=ended.run_id, fence=ended.fence, ended=True))
         after = gateway.submit({"kind": "http", "url": f"{site.url}/status/200"})
-        assert error_of(await gateway.end_of(after, PATIENCE)) == ("succeeded", None), "its slot is free"
+        assert error_of(await gateway.end_of(after)) == ("succeeded", None), "its slot is free"
         assert ended.run_id not in gateway.finished
         assert site.requests[0][2]["Tocsin-Callback"] == f"{gateway.url}/v1/runs/{ended.run_id}/complete"
 

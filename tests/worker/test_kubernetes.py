@@ -171,7 +171,7 @@ async def test_a_pod_that_finds_no_node_says_so(cluster: Cluster, executor: Kube
     cluster.scripts["big"] = unschedulable
     attempt = attempt_of(executor, KubernetesTarget(image="big"))
     under_way: Any = executor._under_way[attempt]
-    await until(lambda: under_way._pod is not None and under_way._pod.status.conditions, within=60)
+    await until(lambda: under_way._pod is not None and under_way._pod.status.conditions)
     under_way.stop("timeout")
     message = "still waiting after 60000 ms: Unschedulable: 0/3 nodes"
     assert await book.end_of(attempt) == ("timeout", "timeout", message)

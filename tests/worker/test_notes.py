@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests import PATIENCE
 from tocsin.client.app import Function
 from tocsin.client.failures import Superseded
 from tocsin.wire import RunKey, RunNote
@@ -96,7 +97,7 @@ async def shipping(server: Server) -> AsyncIterator[notes.NoteShipper]:
     shipper = notes.NoteShipper(server, "w", lambda: None)
     task = asyncio.ensure_future(shipper.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             yield shipper
     finally:
         task.cancel()

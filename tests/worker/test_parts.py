@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import PATIENCE
 from tocsin.client.app import App
 from tocsin.clock import DRIFT, EPOCH, boottime, iso
 from tocsin.worker import machine
@@ -144,7 +145,7 @@ async def test_a_channel_carries_large_frames_both_ways_and_is_read_to_the_end()
     frames = [b"", b"x", b"y" * 3_000_000, b"z"]
     for frame in frames:
         left.send(frame)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(got) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert got == frames and left.backlog == 0

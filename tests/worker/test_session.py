@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests import PATIENCE
 from tocsin.worker.session import CLAIM_WAIT
 from tocsin.worker.timing import instant
 
-from .conftest import alive, started, until, worker
+from .conftest import HOSTILE, alive, last_tick, naming, started, until, worker
 from .gateway import Gateway
 
 FOREVER = ("bash", "-c", "setsid sleep 300 & echo $!; sleep 300")
@@ -29,7 +29,7 @@ async def test_a_heartbeat_lists_all_that_runs() -> None:
 
 
 async def test_a_lost_reply_is_answered_by_the_same_report_again() -> None:
-    async with started(heartbeat=5.0) as (gateway, _):
+    async with started(lease=600.0, heartbeat=200.0) as (gateway, _):
         gateway.report_faults = ["lost_reply", "503"]
         await gateway.end_of(gateway.process("true"))
         await gateway.until(lambda: len(gateway.reports) == 3)  # the first heartbeat, and the result twice
@@ -50,30 +50,34 @@ async def test_superseded_settles_a_result() -> None:
         assert [end.run_id for report in gateway.reports for end in report.finished] == [run.run_id, second.run_id]
 
 
-async def test_when_the_lease_is_over_all_trees_are_killed_before_the_server_gives_them_away() -> None:
+async def test_when_the_lease_is_over_all_trees_are_killed_before_the_server_gives_them_away(tmp_path: Path) -> None:
+    ticks = tmp_path / "ticks"
     async with started(lease=2.0, heartbeat=0.2) as (gateway, _):
-        run = gateway.process(*FOREVER)
-        pid = int(await gateway.line_of(run, ""))
+        run = gateway.process(*HOSTILE, "tick", str(ticks))
+        await until(lambda: ticks.exists() and ticks.stat().st_size)
         await gateway.until(lambda: gateway.reports)
-        gateway.deaf, began = True, time.monotonic()
-        await until(lambda: not alive(pid))
-        assert time.monotonic() - began < 2.0
+        gateway.deaf, began = True, time.time()
+        await until(lambda: not naming(ticks))
+        assert last_tick(ticks) < began + 2.0
         gateway.deaf = False
         await gateway.until(lambda: len(gateway.registered) == 2)  # as somebody new, without the old result
         assert (await gateway.end_of(gateway.process("true"))).outcome == "succeeded"
         assert run.run_id not in gateway.finished
 
 
-async def test_a_worker_that_slept_through_its_lease_says_nothing_of_the_past() -> None:
+async def test_a_worker_that_slept_through_its_lease_says_nothing_of_the_past(tmp_path: Path) -> None:
+    ticks, go = tmp_path / "ticks", tmp_path / "go"
     async with started(lease=1.5, heartbeat=0.2, module="sample:app") as (gateway, process):
-        keeps = gateway.process(*FOREVER)
-        pid = int(await gateway.line_of(keeps, ""))
-        ends_meanwhile = [gateway.process("sleep", "0.5"), gateway.python("sleep", 0.5)]
+        keeps = gateway.process(*HOSTILE, "tick", str(ticks))
+        await until(lambda: ticks.exists() and ticks.stat().st_size)
+        waits = f"until [ -e {go} ]; do sleep 0.01; done"
+        ends_meanwhile = [gateway.process("sh", "-c", waits), gateway.python("sleep_until", str(go))]
         await gateway.until(lambda: [r for r in gateway.reports if len(r.running or []) == 3])
         process.send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
-        await until(lambda: not alive(pid))  # by the guard, since the agent cannot
-        assert time.monotonic() - stopped < 1.5
+        stopped = time.time()
+        go.touch()
+        await until(lambda: not naming(ticks))  # by the guard, since the agent cannot
+        assert last_tick(ticks) < stopped + 1.5
         process.send_signal(signal.SIGCONT)
         await gateway.until(lambda: len(gateway.registered) == 2)
         assert (await gateway.end_of(gateway.python("math.add", 1))).result == 1
@@ -115,7 +119,7 @@ async def test_drain_by_signal_hands_back_what_has_not_started_and_waits_for_wha
         running = gateway.process("sh", "-c", "echo up; sleep 0.5; echo down")
         await gateway.line_of(running, "up")
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         assert gateway.returned == [(held.run_id, held.fence)] and held.run_id not in gateway.finished
         assert gateway.finished[running.run_id].outcome == "succeeded"
         assert gateway.text_of(running) == ["up", "down"]
@@ -126,7 +130,7 @@ async def test_drain_by_the_server_kills_what_does_not_end_in_time() -> None:
         run, call = gateway.process(*FOREVER), gateway.python("sleep", 300)
         pid = int(await gateway.line_of(run, ""))
         gateway.drain = True
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         for end in (gateway.finished[run.run_id], gateway.finished[call.run_id]):
             assert end.outcome == "lost" and end.error is not None and end.error.class_ == "drained"
             assert "drained" in end.error.message and "0.3 s" in end.error.message
@@ -141,17 +145,17 @@ async def test_a_second_signal_does_not_wait() -> None:
         process.send_signal(signal.SIGINT)
         await gateway.until(lambda: not gateway.claims_open)
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         assert gateway.finished[run.run_id].outcome == "lost"
 
 
 async def test_a_run_never_starts_before_its_instant_and_can_be_stopped_while_it_waits() -> None:
     async with started(heartbeat=0.1) as (gateway, _):
-        later = gateway.process("date", "+%s.%N", in_seconds=0.7)
+        later = gateway.process("date", "+%s.%N", in_seconds=1.0)
         never = gateway.process("true", in_seconds=300)
         end = await gateway.end_of(later)
         start_at = instant(later.start_at)
-        assert float(gateway.text_of(later)[0]) >= start_at and 500 < end.held_ms < 5000
+        assert float(gateway.text_of(later)[0]) >= start_at and end.held_ms > 0
         gateway.order_stop(never)
         end = await gateway.end_of(never)
         assert end.outcome == "cancelled" and end.ran_ms == 0
@@ -162,7 +166,7 @@ async def test_a_run_that_waits_for_its_instant_gives_way_to_one_that_is_due() -
         sooner, later = (gateway.process("sleep", "300", in_seconds=s) for s in (60, 120))
         await gateway.until(lambda: [r for r in gateway.reports if len(r.running or []) == 2])
         await gateway.until(lambda: gateway.claims_open)
-        due = gateway.process("true")
+        due = gateway.process("true", in_seconds=-1)  # surely due
         assert (await gateway.end_of(due)).outcome == "succeeded"
         await gateway.until(lambda: gateway.returned == [(later.run_id, later.fence)])
         assert not {sooner.run_id, later.run_id} & set(gateway.finished)
@@ -192,11 +196,11 @@ async def test_who_has_most_of_its_slots_waiting_asks_again_before_they_have_all
 async def test_functions_wait_for_their_instant_in_the_runner() -> None:
     async with started(slots=50, module="sample:app", heartbeat=0.1) as (gateway, _):
         kinds = ["clock.sync", "clock.async"]
-        runs = [gateway.python(kinds[n % 2], in_seconds=0.5) for n in range(20)]
+        runs = [gateway.python(kinds[n % 2], in_seconds=1.0) for n in range(20)]
         for run in runs:
             end = await gateway.end_of(run)
             assert end.outcome == "succeeded" and end.result >= instant(run.start_at), "never early"
-            assert end.held_ms > 300
+            assert end.held_ms > 0
 
 
 async def test_a_function_is_stopped_though_its_runner_has_it_already() -> None:
@@ -245,17 +249,17 @@ async def test_slots_bound_what_is_claimed() -> None:
 
 
 async def test_orders_reach_a_worker_whose_slots_are_all_taken_at_once() -> None:
-    async with started(slots=1, lease=60.0, heartbeat=20.0) as (gateway, process):
+    async with started(slots=1, lease=600.0, heartbeat=200.0) as (gateway, process):
         run = gateway.process("sleep", "300", in_seconds=-1)
         await gateway.until(lambda: gateway.claims[-1].listen and gateway.claims_open)
         gateway.order_stop(run)
         await gateway.order_at_once()
-        assert (await gateway.end_of(run, within=5)).outcome == "cancelled"
+        assert (await gateway.end_of(run)).outcome == "cancelled"
         gateway.stops = []
         last = gateway.process("sleep", "1", in_seconds=-1)
         await gateway.until(lambda: gateway.queue.empty() and gateway.claims[-1].listen and gateway.claims_open)
         await gateway.order_at_once(drain=True)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         assert gateway.finished[last.run_id].outcome == "succeeded"
 
 
@@ -274,9 +278,9 @@ async def test_the_guard_finds_what_hides_when_the_agent_is_stopped_or_killed(tm
     for ends in (signal.SIGSTOP, signal.SIGKILL):
         ticks = tmp_path / ends.name
         async with started(lease=2.0, heartbeat=0.2) as (gateway, process):
-            gateway.process(sys.executable, str(Path(__file__).parent / "hostile.py"), "tick", str(ticks))
+            gateway.process(*HOSTILE, "tick", str(ticks))
             await until(lambda: ticks.exists() and ticks.stat().st_size)  # noqa: B023
             process.send_signal(ends)
             struck = time.time()
-            await until(lambda: time.time() - float(ticks.read_text().split()[-1]) > 0.3, within=5)  # noqa: B023
-            assert float(ticks.read_text().split()[-1]) < struck + 2.0
+            await until(lambda: not naming(ticks))  # noqa: B023
+            assert last_tick(ticks) < struck + 2.0

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests import PATIENCE
 from tocsin.wire import ClaimedRun, LogChunk, LogLine
 from tocsin.worker import logs
 from tocsin.worker.link import LogConflict, Unreachable
@@ -64,7 +65,7 @@ def lines(*texts: str) -> list[LogLine]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110 (a thread writes, and tells nobody)
             await asyncio.sleep(0.005)
 
@@ -93,7 +94,7 @@ async def test_an_outage_loses_nothing_and_costs_little_memory() -> None:
         for log in some:  # they go on while the rest is fetched
             shipper.add(log, lines("last"), 0)
             wanted[log.run.run_id].append("last")
-        await asyncio.wait_for(shipper.all_arrived.wait(), 20)
+        await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
         assert server.lines == wanted
         assert all(log.summary() == {"lines": len(wanted[log.run.run_id]), "dropped": 0} for log in some)
         assert shipper._size == 0 and shipper._spool._file is None
@@ -111,7 +112,7 @@ async def test_what_fits_nowhere_is_missed_out_loud(monkeypatch: pytest.MonkeyPa
         ended = asyncio.Event()
         shipper.close(log, ended.set)
         server.there.set()
-        await asyncio.wait_for(shipper.all_arrived.wait(), 20)
+        await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
         found, dropped = server.lines["r"], log.summary()["dropped"]
         told = [line for line in found if line.startswith("[tocsin: ")]
         assert dropped > 0 and sum(int(line.split()[1]) for line in told) == dropped
@@ -128,7 +129,7 @@ async def test_a_refused_log_leaves_nothing_on_disk() -> None:
         await until(lambda: log.away)
         server.refuses.add("r")
         server.there.set()
-        await asyncio.wait_for(shipper.all_arrived.wait(), 20)
+        await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
         assert log.summary() == {"lines": 0, "dropped": 1000}
         assert shipper._size == 0 and shipper._spool._file is None
 
@@ -148,7 +149,7 @@ async def test_a_disk_that_fails_costs_lines_and_nothing_else(monkeypatch: pytes
         monkeypatch.setattr(os, "pwrite", broken)
         shipper.add(log, lines(*["y" * 100] * 300), 0)
         server.there.set()
-        await asyncio.wait_for(shipper.all_arrived.wait(), 20)
+        await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
         assert log.dropped >= away and server.lines["r"][-1] == "y" * 100
         assert any("the worker's disk has lost them" in line for line in server.lines["r"])
 
