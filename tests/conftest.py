@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import hypothesis
 import pytest
 
 from tocsin.node.assemble import Node, bootstrap
@@ -26,6 +27,9 @@ from tocsin.store.embedded import Embedded
 _numbers = itertools.count(1)
 # Who runs the tests in the background ignores Ctrl-C, and what they start and interrupt would ignore it, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("timeless", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("timeless")
 
 
 class Cluster:

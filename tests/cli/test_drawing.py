@@ -76,7 +76,7 @@ def graphs(draw: st.DrawFn) -> Parents:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_who_follows_the_lines_finds_every_edge_and_no_other(parents: Parents) -> None:
     lines = drawn(parents)
     assert lines is not None

@@ -241,7 +241,7 @@ def test_what_is_no_function_cannot_be_run_here_and_a_bad_graph_is_refused() -> 
 
 
 @given(dags(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_node_ends_as_the_reference_says(edges: Edges, data: st.DataObject) -> None:
     own = {node: data.draw(st.sampled_from(("succeeded", "dead"))) for node in edges}
     app, ran = App(), []

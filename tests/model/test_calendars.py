@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> tuple[Calendar, Timetable, str, datetime, datetime
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_next_last_and_count_agree_with_brute_force(
     case: tuple[Calendar, Timetable, str, datetime, datetime],
 ) -> None:

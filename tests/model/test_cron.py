@@ -174,7 +174,7 @@ def understood_alike(expression: str) -> bool:
 
 
 @given(expression=RESOLVED.filter(understood_alike), start=MOMENTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_agrees_with_cronsim_where_no_clock_is_moved(expression: str, start: datetime) -> None:
     assert cron.compile_cron(expression, "UTC").next_after(start) == next(CronSim(expression, start))
 
@@ -182,7 +182,7 @@ def test_agrees_with_cronsim_where_no_clock_is_moved(expression: str, start: dat
 @given(
     expression=RESOLVED, zone=ZONES, rules=RULES, early=MOMENTS, ahead=st.timedeltas(timedelta(0), timedelta(days=60))
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_next_is_after_now_and_never_goes_back(
     expression: str, zone: str, rules: tuple[str, str], early: datetime, ahead: timedelta
 ) -> None:
@@ -196,7 +196,7 @@ def test_next_is_after_now_and_never_goes_back(
 
 
 @given(expression=RESOLVED, zone=ZONES, rules=RULES, early=MOMENTS, steps=st.integers(1, 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_count_is_what_stepping_meets(
     expression: str, zone: str, rules: tuple[str, str], early: datetime, steps: int
 ) -> None:
@@ -209,7 +209,7 @@ def test_count_is_what_stepping_meets(
 
 
 @given(expression=ANY_EXPRESSION, seed=st.text(st.characters(codec="utf-8")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_resolving_leaves_one_spelling_without_hash_and_words_for_it(expression: str, seed: str) -> None:
     once = resolved(expression, seed)
     if once is None:

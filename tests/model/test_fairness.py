@@ -34,7 +34,7 @@ def test_who_got_something_ends_no_further_ahead_than_who_got_nothing(
     assert max(before_last.values()) <= min(after.values()) + 1 + 1e-6
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.dictionaries(tenants, st.integers(1, 9), min_size=1, max_size=6), st.sampled_from([1, 2, 3, 7, 40]))
 def test_over_many_rounds_shares_are_proportional_to_the_weights(weight: dict[int, int], slots: int) -> None:
     time, got = VirtualTime(), Counter[int]()
@@ -50,7 +50,7 @@ def test_over_many_rounds_shares_are_proportional_to_the_weights(weight: dict[in
         assert abs(got[tenant] - fair) <= max(2 * slots, 0.05 * fair + w + 2), (got, weight)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 10), st.integers(1, 10))
 def test_one_slot_at_a_time_is_as_fair(a: int, b: int) -> None:
     time, got = VirtualTime(), Counter[int]()

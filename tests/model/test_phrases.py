@@ -185,7 +185,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, min_size=1, max_size=9).map(" ".join) | st.text(max_size=40))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_whatever_is_read_reads_the_same_again(text: str) -> None:
     try:
         phrase = parse(text)
@@ -202,7 +202,7 @@ def test_whatever_is_read_reads_the_same_again(text: str) -> None:
     ),
     times=st.sets(st.tuples(st.integers(0, 23), st.integers(0, 59)), min_size=1, max_size=5),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_exactly_the_times_that_were_said(days: str, times: set[tuple[int, int]]) -> None:
     text = f"{days} at " + ", ".join(f"{h}:{m:02}" for h, m in times)
     found = {moment.split()[1] for moment in owed(text, 4 * len(times))}

@@ -263,7 +263,7 @@ def rules(draw: st.DrawFn) -> str:
 
 
 @given(text=rules(), offset=st.integers(0, 1500))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_agrees_with_the_oracle(text: str, offset: int) -> None:
     first = datetime(2023, 1, 1, 10, 20, 30, tzinfo=UTC) + offset * DAY
     end = first + 3 * 366 * DAY
@@ -289,7 +289,7 @@ def test_agrees_with_the_oracle(text: str, offset: int) -> None:
     zone=st.sampled_from(["UTC", NEW_YORK, "Australia/Lord_Howe"]),
     days=st.integers(0, 800),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_rules_by_real_time_are_evenly_spaced_seconds_that_the_clock_names(
     freq: str, interval: int, hours: str | None, minutes: str | None, zone: str, days: int
 ) -> None:
@@ -319,7 +319,7 @@ def test_rules_by_real_time_are_evenly_spaced_seconds_that_the_clock_names(
 
 
 @given(text=rules(), days=st.integers(0, 4000), at=st.integers(0, 2000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_rule_that_says_it_all_does_not_depend_on_its_start(text: str, days: int, at: int) -> None:
     given_ = {part.partition("=")[0] for part in text.split(";")}
     text += "".join(f";{name}=7,8" for name in ("BYHOUR", "BYMINUTE", "BYSECOND") if name not in given_)

@@ -92,7 +92,7 @@ def recurring(draw: st.DrawFn, near: datetime = NOW) -> tuple[Schedule, Timetabl
 
 
 @given(anchor=moments(), step=STEPS, k=st.integers(0, 10_000), part=st.floats(0, 0.999))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_is_exact(anchor: datetime, step: timedelta, k: int, part: float) -> None:
     table = timetable(Schedule(every=Duration(step)), anchor)
     assert table.next_after(anchor + k * step) == anchor + (k + 1) * step
@@ -119,7 +119,7 @@ def test_every_shorter_than_a_second_is_refused_even_unchecked() -> None:
 
 
 @given(pair=recurring(), at=st.timedeltas(-500 * DAY, 500 * DAY), ahead=st.timedeltas(timedelta(0), 50 * DAY))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_next_is_after_now_and_never_goes_back(
     pair: tuple[Schedule, Timetable], at: timedelta, ahead: timedelta
 ) -> None:
@@ -133,7 +133,7 @@ def test_next_is_after_now_and_never_goes_back(
 
 
 @given(pair=recurring(), most=st.integers(0, 30), width=st.timedeltas(timedelta(0), 3 * HOUR))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_due_between_is_repeated_next_after(pair: tuple[Schedule, Timetable], most: int, width: timedelta) -> None:
     _, table = pair
     cursor = table.next_after(NOW)
@@ -147,7 +147,7 @@ def test_due_between_is_repeated_next_after(pair: tuple[Schedule, Timetable], mo
 
 
 @given(pair=recurring(), at=st.timedeltas(-100 * DAY, 400 * DAY), width=st.timedeltas(timedelta(0), 3 * DAY))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_counting_and_looking_back_agree_with_stepping(
     pair: tuple[Schedule, Timetable], at: timedelta, width: timedelta
 ) -> None:
@@ -165,7 +165,7 @@ def test_counting_and_looking_back_agree_with_stepping(
 
 
 @given(pair=recurring(), cut=st.timedeltas(timedelta(0), 5 * DAY), at=st.timedeltas(-DAY, 6 * DAY))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_until_ends_it_and_takes_nothing_else_away(
     pair: tuple[Schedule, Timetable], cut: timedelta, at: timedelta
 ) -> None:
@@ -429,7 +429,7 @@ def test_a_century_of_missed_seconds_is_arithmetic() -> None:
 
 
 @given(pair=recurring(), ago=st.timedeltas(-2 * HORIZON, 3 * HOUR))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_each_owed_occurrence_has_exactly_one_fate(pair: tuple[Schedule, Timetable], ago: timedelta) -> None:
     made, table = pair
     cursor = table.next_after(NOW - ago)

@@ -370,7 +370,7 @@ async def test_after_a_claim_at_its_instant_the_next_one_is_known(
     dispatcher.start()
     try:
         for run_id in ids:
-            [row] = await asyncio.wait_for(dispatcher.open_poll(worker, 1).answer, 10)
+            [row] = await asyncio.wait_for(dispatcher.open_poll(worker, 1).answer, PATIENCE)
             assert row["id"] == run_id
     finally:
         await dispatcher.stop()

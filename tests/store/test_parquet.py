@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import sys
@@ -9,9 +10,11 @@ import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tocsin.errors import Contention, Unavailable
 from tocsin.store import parquet as module
 from tocsin.store.objects import ObjectStore
@@ -19,6 +22,7 @@ from tocsin.store.parquet import File, Parquet
 
 COLUMNS = {"id": "UUID", "n": "INTEGER", "at": "TIMESTAMP", "text": "VARCHAR"}
 ALL = 'select id::varchar as id, n, "at", text from read_parquet($FILES) order by n'
+ENDLESS = "select sum(a.range * b.range) from read_parquet($FILES), range(10000000) a, range(10000000) b"
 ID = "019a2b3c-4d5e-7f60-8a1b-2c3d4e5f6071"
 
 
@@ -73,11 +77,40 @@ async def test_a_query_that_takes_too_long_is_given_up(
 ) -> None:
     file = await stored(parquet, store, tmp_path, "a")
     monkeypatch.setattr(module, "_SECONDS", 0.05)
-    endless = "select sum(a.range * b.range) from read_parquet($FILES), range(10000000) a, range(10000000) b"
     with pytest.raises(Contention):
-        await parquet.query(endless, [file])
+        await parquet.query(ENDLESS, [file])
     monkeypatch.setattr(module, "_SECONDS", 60.0)
     assert len(await parquet.query(ALL, [file])) == 1, "its thread is free again"
+
+
+async def test_a_query_whose_caller_went_before_it_began_ends_too(
+    parquet: Parquet, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await stored(parquet, store, tmp_path, "a")
+    await parquet.query(ALL, [file])
+    begins, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    engine, ask = parquet._engine._engine, parquet._engine._ask
+
+    class Slow:
+        def cursor(self) -> Any:
+            begins.set()
+            goes_on.wait()
+            return engine.cursor()
+
+    def watched(*args: Any) -> Any:
+        try:
+            return ask(*args)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(parquet._engine, "_engine", Slow())
+    monkeypatch.setattr(parquet._engine, "_ask", watched)
+    asking = asyncio.create_task(parquet.query(ENDLESS, [file]))
+    assert await asyncio.to_thread(begins.wait, PATIENCE)
+    asking.cancel()
+    await asyncio.wait([asking])
+    goes_on.set()
+    assert await asyncio.to_thread(ended.wait, PATIENCE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own elsewhere")

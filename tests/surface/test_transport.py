@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.cluster import Server, Site
 from tests.conftest import Cluster
 
@@ -19,22 +22,26 @@ async def server(cluster: Cluster, database_url: str, tmp_path: Path) -> AsyncIt
         yield await site.server("one")
 
 
-async def said(server: Server, *parts: bytes, pause: float = 0.0) -> bytes:
-    """All that the server says to these bytes until it hangs up or falls silent."""
+async def said(server: Server, *parts: bytes) -> bytes:
+    """What the server answers to these bytes; nothing if it hangs up without a word."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    out = b""
+    answer = asyncio.ensure_future(heard(reader))  # it may come before all was said
     try:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(pause)
-        while chunk := await asyncio.wait_for(reader.read(65_536), 2):
-            out += chunk
-    except (TimeoutError, ConnectionError):
-        pass
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        return await asyncio.wait_for(answer, PATIENCE)
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return b""
     finally:
         writer.close()
-    return out
+
+
+async def heard(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    [length] = re.findall(rb"\ncontent-length: (\d+)", head)
+    return head + await reader.readexactly(int(length))
 
 
 def status(reply: bytes) -> int:

@@ -52,7 +52,7 @@ def test_agrees_with_looking_at_every_minute(move: Move) -> None:
     gap=st.sampled_from(["next_valid", "skip"]),
     overlap=st.sampled_from(["first", "second", "both"]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_agrees_for_any_expression(expression: str, move: Move, gap: str, overlap: str) -> None:
     try:
         text = cron.resolve(expression, SEED)

@@ -219,10 +219,11 @@ class Cluster:
             return response
         sent = 0
         while not cut.is_set():
-            for version, of_kind, change, thing in self._changes[sent:]:
+            news = self._changes[sent:]
+            sent += len(news)  # those that come while these are written are the next ones
+            for version, of_kind, change, thing in news:
                 if version > since and of_kind == kind and _matches(thing, request):
                     await response.write(json.dumps({"type": change, "object": thing}).encode() + b"\n")
-            sent = len(self._changes)
             async with self._changed:
                 await self._changed.wait_for(lambda: len(self._changes) > sent or cut.is_set())  # noqa: B023
         assert request.transport is not None
@@ -326,7 +327,7 @@ class Cluster:
         await self.update(pod)
 
     async def _end_pod(self, pod: Pod, grace: float | None = None) -> None:
-        if pod.process is not None and pod.process.returncode is None:
+        if pod.process is not None and not pod.closed:
             _signal(pod, signal.SIGTERM)
             patience = grace if grace is not None else pod.thing["spec"]["terminationGracePeriodSeconds"]
             with contextlib.suppress(TimeoutError):
@@ -370,7 +371,8 @@ async def _out_of_memory(pid: int, container: Thing) -> None:
 
 
 def _signal(pod: Pod, number: int) -> None:
-    if pod.process is not None and pod.process.returncode is None:
+    # A shell may have gone before what it has forked, as it does if the request to end comes at that moment.
+    if pod.process is not None and not pod.closed:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pod.process.pid, number)
 

@@ -8,6 +8,7 @@ to a folder first, where those that were used last stay for the next time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -33,6 +34,7 @@ _MEMORY = "256MB"
 _COPIES = 8  # files on their way here at a time
 _SECONDS = 15.0  # a query may take, as one of the database
 _WORK_SECONDS = 600.0  # to write and prove a file may take: nobody waits for it
+_AGAIN_SECONDS = 0.05  # between two wishes that a query end
 _NICER = 10
 _KEPT_BYTES = 1 << 30  # of copies
 _KEPT_SECONDS = 300.0  # that a copy stays at least: somebody may be about to read it
@@ -68,17 +70,15 @@ class _Engine:
     async def ask(self, sql: str, given: Given, seconds: float) -> list[dict[str, Any]]:
         """Rows of a statement, which may take so long."""
         cursors: list[Any] = []
-        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, cursors, sql, given)
+        work = self._threads.submit(self._ask, cursors, sql, given)
         try:
-            return await asyncio.wait_for(asyncio.shield(asked), seconds)
+            return await asyncio.wait_for(asyncio.wrap_future(work), seconds)
         except TimeoutError:
             raise Contention("reading the archive took too long; ask for less", code="archive_slow") from None
         finally:
             # Who no longer waits lets nobody work for him.
-            if not asked.done():
-                asked.cancel()
-                for cursor in cursors:
-                    cursor.interrupt()
+            if not work.cancel():
+                _interrupt(work, cursors)
 
     def _ask(self, cursors: list[Any], sql: str, given: Given) -> list[dict[str, Any]]:
         import duckdb
@@ -205,6 +205,17 @@ class Parquet:
         with tempfile.NamedTemporaryFile(prefix="tocsin-proof-", suffix=".parquet") as back:
             await asyncio.to_thread(_fill, back, data)
             return await engine.ask(sql.replace("$FILES", f"['{back.name}']"), given, _WORK_SECONDS)
+
+
+def _interrupt(work: Future[Any], cursors: list[Any]) -> None:
+    """End a query, if it has not ended: again and again, because one that has not begun yet does not hear it."""
+    import duckdb
+
+    if not work.done():
+        with contextlib.suppress(duckdb.Error):  # it has just ended
+            for cursor in cursors:
+                cursor.interrupt()
+        asyncio.get_running_loop().call_later(_AGAIN_SECONDS, _interrupt, work, cursors)
 
 
 async def checksum(data: bytes) -> bytes:
