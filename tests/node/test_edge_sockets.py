@@ -99,10 +99,10 @@ async def test_a_byte_now_and_then_does_not_keep_a_body_alive(desk: Desk, monkey
 
 async def test_who_rests_goes_sooner_when_there_are_many(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_CROWDED_IDLE_SECONDS", 0.1)
-    resting = await fill(desk, 10)
+    resting = await fill(desk, 2)
     for line in resting:
         assert (await line.say(GET).hear())[0] == 200
-    silent = [await desk.call() for _ in range(8)]
+    silent = [await desk.call() for _ in range(16)]  # a crowd even without those who rest
     assert all([await line.is_over() for line in resting]), "they would have had more than a minute"
     await reached(desk, len(silent))  # who has just come has time to say something
 

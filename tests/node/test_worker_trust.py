@@ -16,6 +16,7 @@ from tests.node.test_dispatcher import fresh, tenant, worker_of
 from tocsin.flow.shared.transitions import Hint
 from tocsin.model.resources import Amounts
 from tocsin.node.dispatcher import Dispatcher, Poll
+from tocsin.node.reaper import Reaper
 from tocsin.node.server import edge, http
 
 
@@ -183,6 +184,8 @@ async def test_a_run_token_dies_with_the_fence_and_with_the_lease(live: Scene, w
     path = f"/v1/runs/{first['run_id']}/complete"
     stale, fresh_ = Api(live.node, first["token"]), Api(live.node, second["token"])
     assert (await stale.post(path, expect=409))["code"] == "superseded"
+    [reaper] = [loop for loop in live.node._loops if isinstance(loop, Reaper)]
+    await reaper.stop()  # it would take the run back
     await live.sql.execute("update workers set lease_until = now() where id = $1", worker.id)
     parents = f"/v1/runs/{first['run_id']}/parents"
     assert (await fresh_.post(path, expect=409))["code"] == "superseded"
