@@ -16,7 +16,7 @@ from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of
 from tests.flow.old import DAY, Old
 from tests.flow.test_shelve import A_DAY, DAYS, Past, past
 from tocsin.errors import Unavailable
-from tocsin.flow import compact, retention, seal
+from tocsin.flow import archive, compact, retention, seal
 from tocsin.flow.shared import shelf
 from tocsin.node.archivist import Archivist
 from tocsin.settings import Settings
@@ -280,6 +280,25 @@ async def test_an_archivist_that_fails_says_so_and_takes_its_time(
     settings = Settings.load({}, home=tmp_path, database_url=scene.node.settings.database_url)
     assert await Archivist(scene.db, scene.node.objects, scene.node.parquet, settings).run_once() == 60
     assert LOOP_ERRORS.labels("archivist")._value.get() == failed + 1
+
+
+async def test_a_step_of_the_archivists_that_fails_keeps_none_of_the_others_back(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+
+    async def fail(*_: Any) -> int:
+        raise Unavailable("no objects today")
+
+    async def note(*_: Any) -> int:
+        done.append(True)
+        return 0
+
+    monkeypatch.setattr(archive, "archive", fail)
+    monkeypatch.setattr(retention, "expire_logs", note)
+    settings = Settings.load({}, home=tmp_path, database_url=scene.node.settings.database_url)
+    assert await Archivist(scene.db, scene.node.objects, scene.node.parquet, settings).run_once() == 60
+    assert done
 
 
 @pytest.mark.parametrize("wrong", [{"hot_days": 1}, {"hot_days": -3}, {"runs_days": 0}])

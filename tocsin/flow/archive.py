@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Set
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from time import monotonic
@@ -25,9 +25,9 @@ from tocsin.errors import ServerFault
 from tocsin.flow.shared import cold
 from tocsin.flow.shared.turns import turn
 from tocsin.model.ids import lowest_id
-from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.db import Connection, Database, Row, Sql, is_damage
 from tocsin.store.objects import ObjectStore
-from tocsin.store.parquet import File, Parquet, checksum
+from tocsin.store.parquet import File, Parquet, checksum, is_unreadable
 from tocsin.telemetry import ARCHIVE_LAG, get_logger
 
 SQL = Sql(__file__)
@@ -62,13 +62,18 @@ def bounds(day: date) -> Bounds:
 async def archive(db: Database, objects: ObjectStore, parquet: Parquet, before: date) -> list[date]:
     """Take what is older than its tenant keeps it in the database one step after the other, `before` being the first
     day that those keep who do not say; answers the days of which something went."""
-    gone = []
+    gone, behind = [], 0.0
     async with turn(db, "archive", lock_timeout=_LOCK_WAIT, statement_timeout=f"{_PATIENCE:.0f}s") as owner:
         for table in await owner.fetch(SQL["days"], before) if owner else ():
-            if await _Day(db, objects, parquet, owner, table).archive(before):
+            day = _Day(db, objects, parquet, owner, table)
+            if await day.archive(before):
                 gone.append(table["day"])
-    # Who comes to here has let all go that is due, or leaves it to another server, which tells.
-    ARCHIVE_LAG.set(0)
+            behind = max(behind, day.behind)
+            if owner and await owner.fetchval(SQL["erasing"]):
+                # Who erases a tenant waits for this turn to end; the days that are left go with the next one.
+                return gone
+    # Who comes to here has let all go that is due and could, or leaves it to another server, which tells.
+    ARCHIVE_LAG.set(behind)
     return gone
 
 
@@ -88,6 +93,8 @@ class _Day:
         self._db, self._objects, self._parquet, self._owner, self._table = db, objects, parquet, owner, table
         self._day: date = table["day"]
         self._bounds = bounds(self._day)
+        self._failed: set[int] = set()  # tenants
+        self.behind = 0.0  # seconds that something should have gone ago, but could not
 
     async def archive(self, before: date) -> bool:
         """Whether something of it has gone."""
@@ -96,12 +103,14 @@ class _Day:
                 return False
             tenants = await self._owner.fetch(SQL["tenants"], *self._bounds, self._day, before)
             due = {row["id"]: row["due"] for row in tenants if row["due"] and not row["live"]}
-            if due:
-                ARCHIVE_LAG.set((self._db.clock.now() - min(due.values())).total_seconds())
-            leaving = list(due)
-            if len(leaving) < len(tenants):
-                return await self._take_out(leaving)
-            await self._turn_cold(leaving)
+            late = {tenant_id: (self._db.clock.now() - since).total_seconds() for tenant_id, since in due.items()}
+            if late:
+                ARCHIVE_LAG.set(max(late.values()))
+            if len(due) < len(tenants) or not await self._list_all(due):
+                gone = await self._take_out(due.keys() - self._failed)
+                self.behind = max((late[tenant_id] for tenant_id in self._failed), default=0.0)
+                return gone
+            await self._turn_cold()
         if self._table["attached"]:
             await self._ddl(SQL["finalize"] if self._table["pending"] else SQL["detach"])
             await self._point("detached")
@@ -112,32 +121,53 @@ class _Day:
         log.info("a day of history is archived", day=str(self._day))
         return True
 
-    async def _take_out(self, tenants: list[int]) -> bool:
+    async def _take_out(self, tenants: Set[int]) -> bool:
         """Let the rows of these go, while others stay. Servers of the release before would not find them."""
         if not tenants or await self._owner.fetchval(SQL["older_servers"]):
             return False
+        await self._owner.execute(SQL["forget_files"], self._day)
         found = False
-        for tenant_id in tenants:
-            async for part in self._parts(tenant_id):
-                async with self._owner.transaction():
-                    removed = await self._owner.fetchval(SQL["remove"], tenant_id, *part.bounds, timeout=_PATIENCE)
-                    if removed != part.rows:
-                        raise ServerFault(f"{part.file.object} does not hold what would go; nothing was deleted")
-                    await self._list(part, in_use=True)
-                    await self._point("removed")
-                await self._point("listed")
-                found = True
+        for tenant_id in sorted(tenants):
+            with self._one_tenants(tenant_id):
+                async for part in self._parts(tenant_id):
+                    await self._let_go(part)
+                    found = True
         return found
 
-    async def _turn_cold(self, tenants: list[int]) -> None:
+    async def _let_go(self, part: _Part) -> None:
+        async with self._owner.transaction():
+            removed = await self._owner.fetchval(SQL["remove"], part.tenant_id, *part.bounds, timeout=_PATIENCE)
+            if removed != part.rows:
+                raise ServerFault(f"{part.file.object} does not hold what would go; nothing was deleted")
+            await self._list(part, in_use=True)
+            await self._point("removed")
+        await self._point("listed")
+
+    async def _list_all(self, tenants: Iterable[int]) -> bool:
+        """Whether that could be done."""
         await self._owner.execute(SQL["forget_files"], self._day)
         for tenant_id in tenants:
-            async for part in self._parts(tenant_id):
-                await self._list(part, in_use=False)
-                await self._point("listed")
+            with self._one_tenants(tenant_id):
+                async for part in self._parts(tenant_id):
+                    await self._list(part, in_use=False)
+                    await self._point("listed")
+        return not self._failed
+
+    async def _turn_cold(self) -> None:
         if await self._owner.fetchval(SQL["turn_cold"], self._day, *self._bounds, timeout=_PATIENCE) is None:
             raise ServerFault(f"the archive of {self._day} lacks rows; nothing was dropped")
         await self._point("cold")
+
+    @contextmanager
+    def _one_tenants(self, tenant_id: int) -> Iterator[None]:
+        """What is wrong with one tenant's rows, or with their file, is nothing to the others: they stay alone."""
+        try:
+            yield
+        except Exception as error:
+            if not (isinstance(error, ServerFault) or is_unreadable(error) or is_damage(error)):
+                raise
+            self._failed.add(tenant_id)
+            log.error("a tenant's day is not archived", tenant_id=tenant_id, day=str(self._day), why=str(error))
 
     async def _parts(self, tenant_id: int) -> AsyncIterator[_Part]:
         """All that the tenant has of the day, in files, proved; none if it has nothing."""

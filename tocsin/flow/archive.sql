@@ -122,6 +122,9 @@ select count(*) as rows, coalesce(sum(('0x' || left(md5(
                epoch_us(logical_at) as logical_at, workflow_run_id
           from read_parquet($FILES)) h
 
+-- :name erasing
+select exists (select from erasures e where e.state <> 'erased')
+
 -- :name add_file
 -- $7: from now on it is read.
 insert into archives (tenant_id, day, object, rows, bytes, checksum, cold_at)

@@ -3,6 +3,8 @@ there when nobody is to keep them any longer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from tocsin.clock import EPOCH
@@ -30,29 +32,40 @@ class Archivist(Loop):
         self._parquet = parquet
         self._settings = settings
         self._published: dict[int, str] = {}
+        self._failed = False
 
     async def run_once(self) -> float:
-        try:
-            await self._take_turn()
-        except Exception as error:
-            # Not after the moment that other loops wait: to write a day anew may be much work.
-            LOOP_ERRORS.labels(self.name).inc()
-            log.warning("turn failed", error=f"{type(error).__name__}: {error}")
-            return _AGAIN
-        return _PAUSE
-
-    async def _take_turn(self) -> None:
+        self._failed = False
         hot_days = self._settings.hot_days
         ended = await self._db.read_clock() - timedelta(days=hot_days) if hot_days else EPOCH
-        if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
-            await retention.forget_jobs(self._db, ended)
-        await shelve.shelve(self._db, self._objects, self._parquet, ended.date())
-        await retention.expire(self._db, self._settings.runs_days)
-        if self._settings.iceberg:
-            # Before the files go that it is not to name any more.
-            await publish.publish(self._db, self._objects, self._published)
-        await retention.remove(self._db, self._objects)
-        await retention.expire_audit(self._db, self._objects, self._settings.audit_days)
-        await retention.expire_logs(self._db, self._settings.logs_days)
-        await compact.unlist(self._db, self._objects, hot_days)
-        await self._parquet.tidy()
+        with self._step("archive"):
+            if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
+                await retention.forget_jobs(self._db, ended)
+        with self._step("shelve"):
+            await shelve.shelve(self._db, self._objects, self._parquet, ended.date())
+        with self._step("expire runs"):
+            await retention.expire(self._db, self._settings.runs_days)
+            if self._settings.iceberg:
+                # Before the files go that it is not to name any more.
+                await publish.publish(self._db, self._objects, self._published)
+            await retention.remove(self._db, self._objects)
+        with self._step("expire audit"):
+            await retention.expire_audit(self._db, self._objects, self._settings.audit_days)
+        with self._step("expire logs"):
+            await retention.expire_logs(self._db, self._settings.logs_days)
+        with self._step("unlist logs"):
+            await compact.unlist(self._db, self._objects, hot_days)
+        with self._step("tidy"):
+            await self._parquet.tidy()
+        # Not after the moment that other loops wait: to write a day anew may be much work.
+        return _AGAIN if self._failed else _PAUSE
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        """What is wrong with one step keeps no other back: what nobody is to keep goes all the same."""
+        try:
+            yield
+        except Exception as error:
+            LOOP_ERRORS.labels(self.name).inc()
+            log.warning("a step failed", step=name, error=f"{type(error).__name__}: {error}")
+            self._failed = True

@@ -125,6 +125,11 @@ def is_contention(error: BaseException) -> bool:
     return isinstance(error, (*_AGAIN, Contention))
 
 
+def is_damage(error: BaseException) -> bool:
+    """True when the database itself says that something in it is broken."""
+    return isinstance(error, asyncpg.InternalServerError)
+
+
 def is_data_error(error: BaseException) -> bool:
     """True when a row's content, not the database's condition, made the statement fail."""
     return isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError))

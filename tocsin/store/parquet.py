@@ -47,6 +47,9 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+_UNREADABLE = ("archive_slow", "archive_unavailable", "archive_damaged")
+
+
 class File(NamedTuple):
     """A file in object storage, as the catalogue has it."""
 
@@ -216,6 +219,11 @@ def _interrupt(work: Future[Any], cursors: list[Any]) -> None:
             for cursor in cursors:
                 cursor.interrupt()
         asyncio.get_running_loop().call_later(_AGAIN_SECONDS, _interrupt, work, cursors)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """True when it is the file that is wrong, not the storage that is away."""
+    return isinstance(error, (Contention, Unavailable)) and error.code in _UNREADABLE
 
 
 async def checksum(data: bytes) -> bytes:
