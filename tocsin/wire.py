@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tocsin.model.access import PATTERN, Role
-from tocsin.model.backfill import DEFAULT_CONCURRENCY, DEFAULT_PRIORITY, Concurrency
+from tocsin.model.backfill import DEFAULT_CONCURRENCY, DEFAULT_PRIORITY, Concurrency, Rerun
 from tocsin.model.calendars import MOST_DAYS, Mode, Weekday
 from tocsin.model.ical import LONGEST_TEXT
 from tocsin.model.job import JobSpec, Name, RunRequest, Schedule
@@ -91,7 +91,8 @@ class PreviewRequest(_Body):
 
 class BackfillRequest(_Body):
     """A past range to be filled: what the job's schedule owes from one instant on and before another. `schedule`:
-    instead of the job's, which may have none. `args` reach every run."""
+    instead of the job's, which may have none. `rerun`: all of it, what never ran (`missing`), or what never succeeded
+    (`failed`). `args` reach every run."""
 
     from_: Instant = msgspec.field(name="from")
     to: Instant
@@ -99,6 +100,7 @@ class BackfillRequest(_Body):
     priority: Annotated[int, Meta(ge=0, le=1000)] = DEFAULT_PRIORITY
     args: dict[str, Any] | None = None
     schedule: Schedule | None = None
+    rerun: Rerun = "all"
     dry_run: bool = False
 
 

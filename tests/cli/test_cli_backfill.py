@@ -63,6 +63,9 @@ def test_a_dry_run_counts_and_asks_for_nothing(asked: Script, tocsin: Tocsin) ->
     assert json.loads(tocsin("job", "backfill", "nightly", *JANUARY, "--dry-run", "--json").stdout) == COUNTED
     asked.on("POST", PATH, COUNTED | {"total": 0, "first": [], "last": None})
     assert "nothing was owed" in tocsin("job", "backfill", "nightly", *JANUARY, "--dry-run").stdout
+    told = tocsin("job", "backfill", "nightly", *JANUARY, "--dry-run", "--rerun", "missing")
+    assert told.stdout == "no runs: nothing is missing in this range\n"
+    assert asked.asked[-1].body["rerun"] == "missing"
     asked.on("POST", PATH, COUNTED | {"total": 525_600, "too_many": True})
     assert (
         "525,600 runs, more than one backfill may have"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
 
 from tests.flow.kit import Scene, end_of
-from tests.flow.test_fill import DAILY, ask, days, drain, logical, shown, turn
+from tests.flow.old import DAY, Old
+from tests.flow.test_fill import DAILY, NEW_YEAR, ask, days, drain, logical, shown, turn
 from tests.node.test_scopes import key_for
 from tocsin.flow import backfill as step
 
@@ -71,7 +73,7 @@ async def test_what_cannot_be_filled_is_refused_with_what_to_do(scene: Scene) ->
     assert await refused(scene, manual) == "no_schedule"
     assert await refused(scene, daily, schedule={"at": "2026-01-01T00:00:00Z"}) == "no_schedule"
     assert await refused(scene, daily, args={"large": "x" * 40_000}) == "too_large"
-    for wrong in ({"max_concurrency": 0}, {"max_concurrency": 101}, {"priority": 1001}, {"rerun": "all"}):
+    for wrong in ({"max_concurrency": 0}, {"max_concurrency": 101}, {"priority": 1001}, {"rerun": "some"}):
         await refused(scene, daily, **wrong)
     await scene.api.delete(f"/v1/jobs/{daily['id']}")
     assert await refused(scene, daily, 409) == "job_cancelled"
@@ -108,6 +110,63 @@ async def test_the_same_range_is_not_filled_twice_at_a_time(scene: Scene) -> Non
     [first] = [reply.json() for reply in tried if reply.status_code == 202]
     await do(scene, "cancel", first)
     await scene.api.post(url, JANUARY, expect=202)
+
+
+async def test_what_never_ran_or_never_succeeded_alone(scene: Scene) -> None:
+    job = await scene.job(schedule=DAILY, retry={"max_attempts": 1})
+    await ask(scene, job, 4, max_concurrency=4)
+    await turn(scene)
+    taken = await scene.take(worker=W)
+    outcomes = ["succeeded", "failed", "succeeded", "failed"]
+    await scene.end(W, *(end_of(row, how) for row, how in zip(taken, outcomes, strict=True)))
+    again = await scene.api.post(f"/v1/runs/{taken[3]['id']}/retry")
+    [row] = await scene.take(worker=W)
+    assert row["id"] == again["id"]
+    assert await drain(scene) == []
+    # The fourth is under way again: whatever becomes of it, nobody is to run it beside that.
+    assert await left(scene, job, 6, "missing") == days(4, 5)
+    assert await left(scene, job, 6, "failed") == days(1, 4, 5)
+    await scene.end(W, end_of(row))
+    assert await left(scene, job, 6, "failed") == days(1, 4, 5), "what was tried again has succeeded"
+    made = await ask(scene, job, 6, rerun="failed", max_concurrency=2)
+    assert (made["rerun"], made["total"], made["next_at"]) == ("failed", 3, "2026-01-02T00:00:00.000000Z")
+    assert await drain(scene) == days(1, 4, 5)
+    done = await shown(scene, made)
+    assert (done["state"], done["made"], done["succeeded"]) == ("completed", 3, 3)
+    assert await refused(scene, job, to="2026-01-07T00:00:00Z", rerun="failed") == "nothing_owed"
+    assert await left(scene, job, 6, "all") == days(*range(5))
+
+
+async def left(scene: Scene, job: dict[str, Any], until: int, rerun: str) -> list[datetime]:
+    """The first that there are in so many days, by a dry run."""
+    body = {"from": NEW_YEAR.isoformat(), "to": days(until)[0].isoformat(), "rerun": rerun, "dry_run": True}
+    told = await scene.api.post(f"/v1/jobs/{job['id']}/backfill", body, expect=200)
+    assert told["total"] == len(told["first"]) or rerun == "all"
+    return [datetime.fromisoformat(at) for at in told["first"]]
+
+
+async def test_what_is_archived_has_run_too_and_what_is_kept_no_longer_is_not_called_missing(
+    scene: Scene, old: Old
+) -> None:
+    job = await old.job()
+    await scene.sql.execute("update jobs set created_at = '2026-01-01'")
+    for back, state in ((0, "succeeded"), (1, "dead")):
+        day = DAY - timedelta(days=back)
+        await old.make_day(day)
+        [run_id] = await old.rows(job, day, 1, state=state)
+        await scene.sql.execute(
+            "update history set trigger = 'schedule', scheduled_for = $2 where run_id = $1",
+            *(run_id, datetime.combine(day, time(), UTC)),
+        )
+    assert await old.archive() and not await old.hot()
+    march = {"from": "2026-03-08T00:00:00Z", "to": "2026-03-12T00:00:00Z", "schedule": DAILY}
+    for rerun, expected in (("missing", (8, 11)), ("failed", (8, 9, 11)), ("all", (8, 9, 10, 11))):
+        body = march | {"rerun": rerun, "dry_run": True}
+        told = await scene.api.post(f"/v1/jobs/{job['id']}/backfill", body, expect=200)
+        assert [int(at[8:10]) for at in told["first"]] == list(expected), rerun
+    await scene.sql.execute("update tenants set runs_days = 30")
+    assert await refused(scene, job, **march, rerun="missing") == "expired"
+    assert (await scene.api.post(f"/v1/jobs/{job['id']}/backfill", march, expect=202))["rerun"] == "all"
 
 
 async def test_a_tenant_has_so_many_open_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ MEANT = {
 def statements() -> Iterator[tuple[str, str]]:
     for step in STEPS:
         for name, text in step.SQL.items():
-            if name not in FRAGMENTS:
+            if name not in FRAGMENTS and "$FILES" not in text:
                 yield f"{step.__name__.rpartition('.')[2]}.{name}", text
 
 

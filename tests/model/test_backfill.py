@@ -21,6 +21,7 @@ from tocsin.model.backfill import (
     decode_plan,
     encode_plan,
     plan_of,
+    without,
 )
 from tocsin.model.calendars import Calendar
 from tocsin.model.job import Schedule
@@ -116,6 +117,23 @@ def test_what_is_counted_is_what_is_there(schedule: dict[str, str], day: int, mi
     assert decode_plan(encode_plan(backfill)) == backfill
 
 
+@given(st.sampled_from([{"cron": "*/7 2,3 * * *"}, {"every": "PT13M"}]), st.integers(1, 60 * 24 * 2), st.data())
+def test_what_is_done_is_left_out(schedule: dict[str, str], minutes: int, data: st.DataObject) -> None:
+    whole = plan(**schedule, **BERLIN)
+    from_, to = NOW - timedelta(days=5), NOW - timedelta(days=5) + timedelta(minutes=minutes)
+    there = all_of(whole, from_, to)
+    done = {at for at in there if data.draw(st.booleans())}
+    left = [at for at in there if at not in done]
+    some, found = without(whole, from_, to, done)
+    assert found == (len(left), left[:SHOWN], left[-1] if left else None) == counted(some, from_, to)
+    assert all_of(some, from_, to) == left
+    assert decode_plan(encode_plan(some)) == some
+    table, half = some.between(from_, to), from_ + (to - from_) / 2
+    assert table.count(half, to) == sum(half < at for at in left)
+    assert table.last_before(half, from_) == max((at for at in left if at < half), default=None)
+    assert table.last_before(to, half) == max((at for at in left if at >= half), default=None)
+
+
 def test_what_is_refused() -> None:
     assert refused(check_range, NOW, NOW, NOW) == "invalid_range"
     assert refused(check_range, NOW - LONGEST - TICK, NOW, NOW) == "invalid_range"
@@ -125,4 +143,8 @@ def test_what_is_refused() -> None:
         assert refused(plan_of, schedule, NOW, "", None) == "no_schedule"
     assert refused(check_counted, counted(plan(cron="0 0 29 2 *"), NOW - DAY, NOW)) == "nothing_owed"
     assert refused(check_counted, counted(plan(cron="* * * * * *"), NOW - 2 * DAY, NOW)) == "too_many"
+    assert refused(without, plan(cron="* * * * * *"), NOW - 2 * DAY, NOW, ()) == "too_many"
+    day = datetime(2026, 11, 10, tzinfo=UTC)
+    everything = without(plan(cron="0 0 * * *"), day, day + DAY, {day})[1]
+    assert refused(check_counted, everything, "missing") == "nothing_owed"
     check_counted(counted(plan(cron="* * * * * *"), NOW - DAY, NOW))

@@ -62,6 +62,7 @@ def _fields(backfill: Document) -> Fields:
     yield "job", f"{backfill.get('job_name') or ''} {backfill['job_id']}".strip()
     yield "state", backfill["state"]
     yield "range", _span(backfill)
+    yield "only", "" if backfill.get("rerun", "all") == "all" else f"what is {backfill['rerun']}"
     yield (
         "runs",
         f"{backfill['made']} of {backfill['total']} made" + (f": {_counts(backfill)}" if backfill["made"] else ""),
@@ -156,6 +157,10 @@ def begin(
     schedule: Annotated[
         str | None, typer.Option(help='Instead of the job\'s, such as {"cron": "0 0 * * *"}.', metavar="JSON")
     ] = None,
+    rerun: Annotated[
+        Literal["all", "missing", "failed"],
+        typer.Option(help="All of it, what never ran (missing), or what never succeeded (failed)."),
+    ] = "all",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     wait: Annotated[
@@ -172,13 +177,14 @@ def begin(
         asked: dict[str, Any] = {
             **{"from_": _instant(from_, zone, "--from"), "to": _instant(to, zone, "--to"), "args": given},
             **{"max_concurrency": max_concurrency, "priority": priority, "schedule": by},
+            "rerun": None if rerun == "all" else rerun,
         }
         if dry_run or not yes:
             counted = client.backfill(document["id"], **asked, dry_run=True)
             if dry_run:
-                print_json(counted) if as_json else typer.echo(_preview(counted))
+                print_json(counted) if as_json else typer.echo(_preview(counted, rerun))
                 return
-            _confirm(counted)
+            _confirm(counted, rerun)
         made = client.backfill(document["id"], **asked)
         wait = sys.stdout.isatty() and not (as_json or ids) if wait is None else wait
         if wait:
@@ -202,10 +208,11 @@ def _instant(text: str, zone: str, option: str) -> str:
         raise typer.BadParameter(f"{text!r} is neither a date nor an instant", param_hint=option) from None
 
 
-def _preview(counted: Document) -> str:
+def _preview(counted: Document, rerun: str) -> str:
     """What there is to do, in one or two lines."""
     if not counted["total"]:
-        return "no runs: nothing was owed in this range"
+        owed = {"all": "was owed", "missing": "is missing", "failed": "is missing or failed"}
+        return f"no runs: nothing {owed[rerun]} in this range"
     shown = [local(at) for at in counted["first"][:3]]
     if counted["total"] > len(shown):
         shown += ["…"] * (counted["total"] > len(shown) + 1) + [local(counted["last"])]
@@ -213,10 +220,10 @@ def _preview(counted: Document) -> str:
     return plain(f"{counted['total']:,} runs{many}: {', '.join(shown)}")
 
 
-def _confirm(counted: Document) -> None:
+def _confirm(counted: Document, rerun: str) -> None:
     if counted["too_many"] or not counted["total"]:
         return  # the server says why not
-    typer.echo(_preview(counted), err=True)
+    typer.echo(_preview(counted, rerun), err=True)
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{counted['total']} runs would be made; say --yes", param_hint="job backfill")
     typer.confirm("Make them?", abort=True, err=True)

@@ -111,13 +111,15 @@ def backfill(
     max_concurrency: int | None = None,
     priority: int | None = None,
     schedule: Mapping[str, Any] | None = None,
+    rerun: Literal["all", "missing", "failed"] | None = None,
     dry_run: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
     """Make the occurrences that a job or workflow had in a past range, by its schedule or another, as runs with their
-    logical times; `dry_run` only counts them."""
-    asked = {"args": args, "max_concurrency": max_concurrency, "priority": priority, "schedule": schedule}
-    asked |= {"dry_run": dry_run or None}
+    logical times: all, those that never ran (`rerun="missing"`), or those that never succeeded (`"failed"`); `dry_run`
+    only counts them."""
+    asked: dict[str, Any] = {"args": args, "max_concurrency": max_concurrency, "priority": priority}
+    asked |= {"schedule": schedule, "rerun": rerun, "dry_run": dry_run or None}
     body = {"from": text_of(from_), "to": text_of(to)} | {k: v for k, v in asked.items() if v is not None}
     return post("v1", "jobs", job_id, "backfill", body=body, key=idempotency_key)
 

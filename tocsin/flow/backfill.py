@@ -6,14 +6,14 @@ A call only stores what is asked for; `fill` makes the runs. Lock order: the job
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, Contention, NotFound
-from tocsin.flow.shared import audit, calendars
+from tocsin.flow.shared import audit, calendars, cold
 from tocsin.flow.shared.documents import instant, raw
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run, on_its_own, opened
@@ -31,42 +31,62 @@ from tocsin.flow.shared.transitions import (
     stops,
 )
 from tocsin.model.access import Identity
-from tocsin.model.backfill import Counted, Plan, check_counted, check_range, counted, encode_plan, plan_of
-from tocsin.model.ids import new_id
+from tocsin.model.backfill import (
+    Counted,
+    Plan,
+    Rerun,
+    check_counted,
+    check_range,
+    counted,
+    encode_plan,
+    plan_of,
+    without,
+)
+from tocsin.model.ids import lowest_id, new_id
 from tocsin.model.job import Schedule
 from tocsin.model.packed import Packed, shown
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import check_calendar, check_schedule, seed_of
 from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.parquet import Parquet
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, cold.SQL)
 MOST_OPEN = 100  # of a tenant: the backfiller looks at each of them
+_SLACK = timedelta(minutes=2)  # no run's id is older than the instant it stands for by more
 
 
 class Asked(NamedTuple):
-    """What somebody wants filled: the instants from one on and before another, by the job's schedule or another. `args`
-    of the runs, as JSON; `sealed`, if they are sensitive, with the `pepper` for a concurrency key that follows from
-    them."""
+    """What somebody wants filled: the instants from one on and before another, by the job's schedule or another; all,
+    or (`rerun`) those that never ran, or never succeeded. `args` of the runs, as JSON; `sealed`, if they are sensitive,
+    with the `pepper` for a concurrency key that follows from them."""
 
     from_: datetime
     to: datetime
     schedule: Schedule | None
     max_concurrency: int
     priority: int
+    rerun: Rerun = "all"
     args: str | None = None
     sealed: Packed | None = None
     pepper: bytes = b""
 
 
-async def look(db: Database, who: Identity, job_id: str, asked: Asked) -> Counted:
+class Past(NamedTuple):
+    """Where archived runs are read, and for how many days runs are kept unless the tenant says."""
+
+    parquet: Parquet
+    runs_days: int
+
+
+async def look(db: Database, past: Past, who: Identity, job_id: str, asked: Asked) -> Counted:
     """What there is to fill; raises what is wrong with the range or the schedule. Stores nothing."""
-    return (await _counted(db, who, job_id, asked, None))[1]
+    return (await _counted(db, past, who, job_id, asked, None))[1]
 
 
-async def begin(db: Database, who: Identity, job_id: str, asked: Asked, wish: Wish | None) -> str:
+async def begin(db: Database, past: Past, who: Identity, job_id: str, asked: Asked, wish: Wish | None) -> str:
     """Store a backfill; its id. Raises `Replay` for a known key."""
-    plan, found = await _counted(db, who, job_id, asked, wish)
-    check_counted(found)
+    plan, found = await _counted(db, past, who, job_id, asked, wish)
+    check_counted(found, asked.rerun)
     async with db.tenant(who.tenant_id, "backfill") as connection:
         await recall(connection, wish)
         job = await connection.fetchrow(SQL["hold_job"], who.tenant_id, job_id)
@@ -79,9 +99,9 @@ async def begin(db: Database, who: Identity, job_id: str, asked: Asked, wish: Wi
         await connection.execute(
             SQL["store"],
             *(who.tenant_id, id_, job_id, asked.from_, asked.to, encode_plan(plan), found.first[0], found.total),
-            *(asked.max_concurrency, asked.priority, args),
+            *(asked.max_concurrency, asked.priority, args, asked.rerun),
         )
-        told = {"job": job_id, "from": iso(asked.from_), "to": iso(asked.to), "runs": found.total}
+        told = {"job": job_id, "from": iso(asked.from_), "to": iso(asked.to), "rerun": asked.rerun, "runs": found.total}
         await audit.record(connection, audit.entry(who, "backfill.create", f"backfill:{id_}", **told))
         await remember(connection, wish, 202, [id_])
     return id_
@@ -108,7 +128,9 @@ def _kept_args(who: Identity, job: Row, asked: Asked) -> str | None:
     return asked.args
 
 
-async def _counted(db: Database, who: Identity, job_id: str, asked: Asked, wish: Wish | None) -> tuple[Plan, Counted]:
+async def _counted(
+    db: Database, past: Past, who: Identity, job_id: str, asked: Asked, wish: Wish | None
+) -> tuple[Plan, Counted]:
     async with db.tenant(who.tenant_id, "backfills") as connection:
         await recall(connection, wish)
         job = await connection.fetchrow(SQL["job"], who.tenant_id, job_id)
@@ -125,7 +147,27 @@ async def _counted(db: Database, who: Identity, job_id: str, asked: Asked, wish:
         check_calendar(asked.schedule, calendar, asked.from_, seed)
     plan = plan_of(schedule, job["anchor"], seed, calendar)
     # Years of days are looked at one by one: others want an answer, too.
-    return plan, await asyncio.to_thread(counted, plan, asked.from_, asked.to)
+    if asked.rerun == "all":
+        return plan, await asyncio.to_thread(counted, plan, asked.from_, asked.to)
+    done = await _done(db, past, Key(who.tenant_id, job_id), asked, job["created_at"])
+    return await asyncio.to_thread(without, plan, asked.from_, asked.to, done)
+
+
+async def _done(db: Database, past: Past, job: Key, asked: Asked, created_at: datetime) -> set[datetime]:
+    """The instants of a range of which a run lives, or has run; if what failed is to be run again, has succeeded."""
+    cold.refuse_expired(await cold.kept_since(db, job.tenant_id, past.runs_days), asked.from_, created_at)
+    well, first = asked.rerun == "failed", asked.from_ - _SLACK
+    async with db.snapshot(job.tenant_id, "backfills") as connection:
+        rows = await connection.fetch(SQL["done"], *job, asked.from_, asked.to, lowest_id(first), well)
+        files = await cold.files(connection, [job.tenant_id], max(first, created_at).date(), cold.LAST_DAY)
+    found = {row["instant"] for row in rows}
+    if files:
+        from_, to = (at.astimezone(UTC).replace(tzinfo=None) for at in (asked.from_, asked.to))
+        given = {"tenant": job.tenant_id, "job": job.id, "from": from_, "to": to, "well": well}
+        for wave in cold.waves(files):
+            rows = await cold.query(past.parquet, SQL["done_in_files"], wave, given)
+            found |= {row["instant"].replace(tzinfo=UTC) for row in rows}
+    return found
 
 
 def _schedule(job: Row) -> Schedule | None:
@@ -161,6 +203,7 @@ def _document(row: Row) -> dict[str, Any]:
         "state": row["state"],
         "from": iso(row["from_at"]),
         "to": iso(row["to_at"]),
+        "rerun": row["rerun"],
         "total": row["total"],
         "made": row["made"],
         "live": row["live"],

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tocsin.clock import iso
-from tocsin.errors import InvalidInput, NotFound
+from tocsin.errors import NotFound
 from tocsin.flow.shared import calendars, cold
 from tocsin.model.access import Identity
 from tocsin.model.calendars import Calendar
@@ -60,13 +59,13 @@ class Asked(NamedTuple):
 
 async def occurrences(db: Database, parquet: Parquet, who: Identity, asked: Asked, runs_days: int) -> Page:
     """Some of it; work grows with what is answered. `runs_days`: how long runs are kept unless the tenant says."""
-    kept_since = await db.fetchval("engine", SQL["kept_since"], who.tenant_id, runs_days)
+    kept_since = await cold.kept_since(db, who.tenant_id, runs_days)
     async with db.tenant(who.tenant_id, "occurrences") as connection:
         await connection.execute(SQL["steady"])
         job = await connection.fetchrow(SQL["job"], who.tenant_id, asked.job_id)
         if job is None:
             raise NotFound("there is no such job")
-        _refuse_expired(kept_since, asked.from_, job["created_at"])
+        cold.refuse_expired(kept_since, asked.from_, job["created_at"])
         known = await calendars.named_by(connection, who.tenant_id, _schedule(job))
         versions = await connection.fetch(SQL["versions"], who.tenant_id, asked.job_id, MOST_VERSIONS)
         hot = await _records(connection, who.tenant_id, asked)
@@ -79,12 +78,6 @@ async def occurrences(db: Database, parquet: Parquet, who: Identity, asked: Aske
     found = list(islice(tell(records, owed, start, asked.to), asked.limit + 1))
     more = found[asked.limit - 1][1] if len(found) > asked.limit else None
     return Page([told for told, _ in found[: asked.limit]], more)
-
-
-def _refuse_expired(kept_since: datetime | None, from_: datetime, created_at: datetime) -> None:
-    """Of what is not kept any more nobody knows what became of it: to call it missing would be a lie."""
-    if kept_since is not None and from_ < kept_since and created_at < kept_since:
-        raise InvalidInput.field("from", "expired", f"what became of runs before {iso(kept_since)} is not kept")
 
 
 async def _records(connection: Connection, tenant_id: int, asked: Asked) -> list[Record]:

@@ -75,14 +75,6 @@ select run_id::varchar as id, coalesce(first_for, scheduled_for) as first, sched
  order by 2, 1
  limit $most
 
--- :name kept_since
--- From when on nothing that was archived has gone; null if nothing has. $2: for how many days runs are kept of tenants
--- that do not say.
-select k.day::timestamp at time zone 'UTC'
-  from tenants t
- cross join lateral (select (now() at time zone 'UTC')::date - coalesce(t.runs_days, $2::int) as day) k
- where t.id = $1 and exists (select from archived_days d where d.day < k.day)
-
 -- :name begun_before
 -- The counted row that begins before an instant and reaches it, if there is one.
 select c.* from (

@@ -7,6 +7,7 @@ nothing of which occurrences a backfill owes, only what its runs do.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from tocsin.model.job import ONCE_KINDS, Schedule
 from tocsin.model.misfire import due_between
 from tocsin.model.scalars import decode_scalar, encode_scalar
 from tocsin.model.schedule import timetable, understood
-from tocsin.model.timetable import TICK, Timetable, Within
+from tocsin.model.timetable import TICK, Among, Stretch, Timetable, Within
 from tocsin.model.zones import zone
 
 MOST = 100_000  # occurrences of one backfill
@@ -32,22 +33,27 @@ MOST_AT_ONCE = 100
 DEFAULT_CONCURRENCY, DEFAULT_PRIORITY = 1, 100
 State = Literal["running", "paused", "completed", "cancelled"]
 OPEN_STATES = ("running", "paused")
+# Which occurrences of the range: all, those that never ran, or those that never succeeded.
+Rerun = Literal["all", "missing", "failed"]
 Concurrency = Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)]
 # In so many years the days of the week and of the month come round together.
 _ROUND = 28
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """From what the occurrences of a backfill follow; `seed` and `anchor` as in `model.schedule`."""
+    """From what the occurrences of a backfill follow; `seed` and `anchor` as in `model.schedule`. `only`: just those in
+    these stretches."""
 
     schedule: Schedule
     anchor: datetime
     seed: str
     calendar: Calendar | None = None
+    only: list[Stretch] | None = None
 
     def between(self, from_: datetime, to: datetime) -> Timetable:
         """What is owed from one instant on and before the other."""
-        return Within(timetable(self.schedule, self.anchor, self.seed, self.calendar), from_, to - TICK)
+        table = Within(timetable(self.schedule, self.anchor, self.seed, self.calendar), from_, to - TICK)
+        return table if self.only is None else Among(table, self.only)
 
 
 class Counted(NamedTuple):
@@ -107,15 +113,41 @@ def counted(plan: Plan, from_: datetime, to: datetime) -> Counted:
     return Counted(table.count(from_ - TICK, to), first, table.last_before(to, from_))
 
 
-def check_counted(found: Counted) -> None:
+def without(plan: Plan, from_: datetime, to: datetime, done: Container[datetime]) -> tuple[Plan, Counted]:
+    """A plan for those occurrences of a range that are not done, and what there is of them. Each is looked at: raises
+    if there are too many in all."""
+    table = plan.between(from_, to)
+    _refuse_too_many(table.count(from_ - TICK, to))
+    left: list[datetime] = []
+    only: list[Stretch] = []
+    after_one = False  # of those that are left
+    at = table.next_after(from_ - TICK)
+    while at is not None:
+        if at not in done:
+            left.append(at)
+            if after_one:
+                only[-1] = (only[-1][0], at)
+            else:
+                only.append((at, at))
+        after_one = at not in done
+        at = table.next_after(at)
+    return msgspec.structs.replace(plan, only=only), Counted(len(left), left[:SHOWN], left[-1] if left else None)
+
+
+def check_counted(found: Counted, rerun: Rerun = "all") -> None:
     """Refuse a backfill of nothing, or of too much."""
+    if not found.total and rerun != "all":
+        what = "ran, or is about to" if rerun == "missing" else "succeeded, or is under way"
+        raise InvalidInput.field("rerun", "nothing_owed", f"leaves nothing: each occurrence of the range {what}")
     if not found.total:
         message = "has no occurrence; one that counts from a beginning owes nothing before it (`starting_at`)"
         raise InvalidInput.field("from", "nothing_owed", message)
-    if found.total > MOST:
-        raise InvalidInput.field(
-            "from", "too_many", f"has {found.total:,} occurrences; {MOST:,} at most, so ask for less"
-        )
+    _refuse_too_many(found.total)
+
+
+def _refuse_too_many(total: int) -> None:
+    if total > MOST:
+        raise InvalidInput.field("from", "too_many", f"has {total:,} occurrences; {MOST:,} at most, so ask for less")
 
 
 def encode_plan(plan: Plan) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from tocsin.model import cron
 
 TICK = timedelta(microseconds=1)
+Stretch: TypeAlias = tuple[datetime, datetime]  # from one instant to another, both included
 
 
 class Timetable(Protocol):
@@ -126,6 +129,30 @@ class Within:
         start = after if self._first is None else max(after, self._first - TICK)
         end = before if self._last is None else min(before, self._last + TICK)
         return self.table.count(start, end) if start < end else 0
+
+
+class Among:
+    """Of another's instants those in stretches, which come in order and each begin and end with one."""
+
+    def __init__(self, table: Timetable, stretches: Sequence[Stretch]) -> None:
+        self.table = table
+        self._stretches = stretches
+        self._firsts = [first for first, _ in stretches]
+        self._lasts = [last for _, last in stretches]
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        place = bisect_right(self._lasts, instant)
+        if place == len(self._stretches):
+            return None
+        return self.table.next_after(max(instant, self._firsts[place] - TICK))
+
+    def last_before(self, instant: datetime, not_before: datetime) -> datetime | None:
+        place = bisect_left(self._firsts, instant) - 1
+        return Within(self.table, *self._stretches[place]).last_before(instant, not_before) if place >= 0 else None
+
+    def count(self, after: datetime, before: datetime) -> int:
+        reached = self._stretches[bisect_right(self._lasts, after) : bisect_left(self._firsts, before)]
+        return sum(Within(self.table, *stretch).count(after, before) for stretch in reached)
 
 
 def within(table: Timetable, first: datetime | None, last: datetime | None) -> Timetable:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
+from tocsin.clock import iso
+from tocsin.errors import InvalidInput
 from tocsin.model.access import Identity
 from tocsin.model.ids import instant_of, lowest_id
 from tocsin.store.db import Connection, Database, Sql
@@ -66,6 +68,18 @@ def waves(found: Sequence[Archived]) -> Iterator[list[Archived]]:
         wave.append(archived)
     if wave:
         yield wave
+
+
+async def kept_since(db: Database, tenant_id: int, runs_days: int) -> datetime | None:
+    """From when on nothing that was archived has gone; None: nothing has. `runs_days`: for how many days runs are kept
+    unless the tenant says."""
+    return await db.fetchval("engine", SQL["kept_since"], tenant_id, runs_days)  # type: ignore[no-any-return]
+
+
+def refuse_expired(kept_since: datetime | None, from_: datetime, created_at: datetime) -> None:
+    """Of what is not kept any more nobody knows what became of it: to call it missing would be a lie."""
+    if kept_since is not None and from_ < kept_since and created_at < kept_since:
+        raise InvalidInput.field("from", "expired", f"what became of runs before {iso(kept_since)} is not kept")
 
 
 def day_of(run_id: str) -> date:

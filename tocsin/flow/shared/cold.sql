@@ -10,6 +10,14 @@ select a.tenant_id, a.day, a.object, a.bytes, a.checksum, a.rows
  where a.cold_at is not null or exists (select from archived_days d where d.day = a.day)
  order by a.day desc, a.tenant_id, a.object
 
+-- :name kept_since
+-- From when on nothing that was archived has gone; null if nothing has. $2: for how many days runs are kept of tenants
+-- that do not say.
+select k.day::timestamp at time zone 'UTC'
+  from tenants t
+ cross join lateral (select (now() at time zone 'UTC')::date - coalesce(t.runs_days, $2::int) as day) k
+ where t.id = $1 and exists (select from archived_days d where d.day < k.day)
+
 -- :name rows_of_files
 -- With all the columns that there are today, of which old files may lack some.
 (select $NO_ROW where false union all by name select * from read_parquet($FILES, union_by_name = true))

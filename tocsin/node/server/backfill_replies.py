@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
-from tocsin.model.backfill import State
+from tocsin.model.backfill import Rerun, State
 from tocsin.model.scalars import Instant
 from tocsin.node.server.replies import Id, Reply
 
@@ -21,7 +21,8 @@ class FailedRun(Reply):
 
 class Backfill(Reply):
     """A past range of a job's schedule as runs, and how far it is. `made` = `live` + `succeeded` + `failed` +
-    `cancelled`; `failures` names the first hundred of those that failed; `next_at` is the first without a run."""
+    `cancelled`; `rerun`: which occurrences of the range it has; `failures` names the first hundred that failed;
+    `next_at` is the first without a run."""
 
     id: Id
     job_id: Id
@@ -29,6 +30,7 @@ class Backfill(Reply):
     state: State
     from_: Instant = field(name="from")
     to: Instant
+    rerun: Rerun
     total: int
     made: int
     live: int

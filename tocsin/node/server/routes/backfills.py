@@ -10,7 +10,7 @@ import msgspec
 from tocsin.clock import iso
 from tocsin.errors import BadRequest, InvalidInput
 from tocsin.flow import backfill
-from tocsin.flow.backfill import Asked
+from tocsin.flow.backfill import Asked, Past
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.shared.transitions import Controlled
 from tocsin.model.backfill import MOST, State
@@ -37,7 +37,7 @@ async def backfill_of(call: Call) -> Reply:
     if body.schedule is not None:
         check(JobSpec(target=ProcessTarget(command=["true"]), schedule=body.schedule))
     if body.dry_run:
-        found = await backfill.look(call.node.db, call.who, call.id(), _asked(body))
+        found = await backfill.look(call.node.db, _past(call), call.who, call.id(), _asked(body))
         first, last = [iso(at) for at in found.first], found.last and iso(found.last)
         told = {"dry_run": True, "total": found.total, "too_many": found.total > MOST, "first": first, "last": last}
         return answer(told)
@@ -51,7 +51,7 @@ async def _begin(call: Call, body: BackfillRequest) -> Reply:
         asked = asked._replace(sealed=sealed, pepper=await payloads.pepper(call.who.tenant_id))
     await call.node.allowances.admit(call.who, wish, runs=1)
     try:
-        id_, headers = await backfill.begin(call.node.db, call.who, call.id(), asked, wish), None
+        id_, headers = await backfill.begin(call.node.db, _past(call), call.who, call.id(), asked, wish), None
     except Replay as first:
         id_, headers = first.ids[0], REPLAYED
     call.node.backfiller.look()
@@ -62,7 +62,12 @@ def _asked(body: BackfillRequest) -> Asked:
     args = None if body.args is None else encode(body.args).decode()
     if args is not None and len(args) > LARGE // 2:
         raise InvalidInput.field("args", "too_large", f"are {LARGE // 2048} KiB at most, for all its runs have them")
-    return Asked(body.from_.at, body.to.at, body.schedule, body.max_concurrency, body.priority, args)
+    given = body.schedule, body.max_concurrency, body.priority, body.rerun
+    return Asked(body.from_.at, body.to.at, *given, args)
+
+
+def _past(call: Call) -> Past:
+    return Past(call.node.parquet, call.node.settings.runs_days)
 
 
 @route("GET", "/v1/backfills", "jobs.read")
