@@ -257,6 +257,18 @@ async def test_a_heartbeat_proves_it_too_when_it_says_when_the_worker_last_asked
     assert (run["state"], run["losses"]) == ("ready", 0)
 
 
+async def test_a_time_that_is_still_to_come_proves_nothing(live: Scene, worker_key: str) -> None:
+    """The database's clock was set back since the worker heard of it, and its answer may be on its way."""
+    worker = await WorkerHand.register(live.node, worker_key)
+    [run_id] = await live.ask(await live.job())
+    asks = {"slots": 1, "wait": 30, "number": 1, "heard": iso(await live.now() + timedelta(hours=1))}
+    assert len((await worker.say("claim", asks))["runs"]) == 1
+    await worker.report(running=[], last_claim=0, asked=asks["heard"])
+    assert (await worker.say("claim", asks | {"wait": 0, "number": 2}))["runs"] == []
+    run = await live.run(run_id)
+    assert (run["state"], run["attempt"]) == ("running", 1)
+
+
 async def test_who_leaves_with_nothing_gives_back_what_it_never_got(scene: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)
     [run_id] = await scene.ask(await scene.job())

@@ -384,9 +384,10 @@ class Held(NamedTuple):
     claim_id: int
     state: str
     stop_reason: str
-    claimed_at: datetime
+    claimed_before: bool
 
 
-async def held(db: Database, worker_id: str) -> list[Held]:
-    """All runs a worker holds, to be compared with what it says it has."""
-    return [Held(*row) for row in await db.fetch("vital", SQL["held"], worker_id)]
+async def held(db: Database, worker_id: str, asked: datetime | None) -> list[Held]:
+    """All runs a worker holds, to be compared with what it says it has, and whether each was claimed before `asked`:
+    what it had heard of when it asked for those that are on their way."""
+    return [Held(*row) for row in await db.fetch("vital", SQL["held"], worker_id, asked)]

@@ -487,14 +487,13 @@ class Gateway:
         has = {run_id for run_id, _ in running}
         told = {f.run_id for f in body.finished} | {run_id for run_id, _ in body.returned}
         known = {order.run_id for order in session.orders}
-        asked = _instant(body.asked) or EPOCH
         dropped = []
-        book = await held(self._db, session.worker.id)
+        book = await held(self._db, session.worker.id, _instant(body.asked))
         for run in book:
             if run.id in has:
                 if run.state == "stopping" and run.id not in known:
                     session.orders.append(StopOrder(run_id=run.id, fence=run.fence, reason=run.stop_reason))
-            elif run.id not in told and (run.claim_id <= body.last_claim or run.claimed_at < asked):
+            elif run.id not in told and (run.claim_id <= body.last_claim or run.claimed_before):
                 dropped.append(Returned(session.worker.id, run.id, run.fence))
         if dropped:
             await self._give_back(dropped)
