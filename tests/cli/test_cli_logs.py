@@ -25,6 +25,13 @@ def test_a_search_goes_on_until_it_has_enough(script: Script, tocsin: Tocsin) ->
     first, second = (a.query for a in script.asked)
     assert first == {"q": 'pay* "the end"', "level": "error", "tag": "team:a", "limit": "2"}
     assert second["cursor"] == "s.1"
+    assert "there may be more" in result.stderr
+
+
+def test_a_search_that_finds_nothing_says_so(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", "/v1/logs/search", {"items": [], "next_cursor": None})
+    result = tocsin("logs", "search", "pay*")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no such line\n")
 
 
 def test_documents_a_line(script: Script, tocsin: Tocsin) -> None:

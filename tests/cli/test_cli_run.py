@@ -113,6 +113,12 @@ def test_a_log_as_json_and_with_times(script: Script, tocsin: Tocsin) -> None:
     assert tocsin("run", "logs", RUN_ID, "-t").stdout.startswith("2026-12-01 ")
 
 
+def test_a_log_without_lines_says_so(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", f"{RUN}/logs", lines())
+    result = tocsin("run", "logs", RUN_ID)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no lines\n")
+
+
 def tail(*events: tuple[str, dict[str, Any]]) -> Reply:
     words = []
     for kind, data in events:

@@ -40,10 +40,15 @@ def search(
             error_class=error_class,
             limit=min(limit or 500, 500),
         )
+        count = 0
         for count, line in enumerate(found, 1):
             if as_json:
                 print_json(line, indent=None)
             else:
                 typer.echo(f"{local(line.get('ts'))}  {line['run_id']}  {plain(line.get('text', ''))}")
             if count == limit:
+                # To look for one more might take as long as all of it did.
+                typer.echo(f"the first {limit}; there may be more, with --limit", err=True)
                 return
+        if not count:
+            typer.echo("no such line", err=True)

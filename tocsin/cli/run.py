@@ -194,7 +194,10 @@ def _details(blocker: Document) -> Iterator[str]:
 def logs(
     run: RunId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.", metavar="N")] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of this attempt; else the latest with lines, or all that come.", metavar="N"),
+    ] = None,
     stream: Annotated[str | None, typer.Option(help="Only of this stream, such as stdout.")] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="With the time of each line.")] = False,
     as_json: Json = False,
@@ -208,12 +211,15 @@ def logs(
         if as_json and not follow:
             print_json({"items": list(lines)})
             return
+        line = None
         for line in lines:
             if as_json:
                 print_json(line, indent=None)
             else:
                 moment = f"{local(line.get('ts'))}  " if timestamps else ""
                 typer.echo(moment + plain(line.get("text", "")))
+        if line is None:
+            typer.echo("no lines", err=True)
 
 
 def follow_logs(

@@ -92,9 +92,10 @@ class Places:
             if found is None and place.parameter is not None:
                 name, found = place.parameter
                 request.params[name] = unquote(word) if "%" in word else word
-                # Ids have 36 characters: what has not is no mistaken id but a mistaken path.
-                if not word or (name == "id" and len(word) != 36):
-                    found = None
+                # What has not as many is no mistaken id but a mistaken path, or a name.
+                if word and name == "id" and len(word) != 36:
+                    raise NotFound("there is no such path: an id has 36 characters")
+                found = found if word else None
             place = found
             if place is None:
                 break
