@@ -373,7 +373,8 @@ class Claim(Struct, kw_only=True):
     that holds for `held_for` seconds, until the first of them starts.
 
     `number` rises with each request, so that one that comes twice, or late, is known for what it is. `heard`: the
-    latest `now` of any answer before this was sent; what was claimed earlier and is not known by `last_claim` was lost.
+    latest `now` of any answer before this was sent, and `marked` the highest `mark`; what was claimed before both and
+    is not known by `last_claim` was lost. A clock may be set back, the number of a claim never is.
     `listen`: without a free slot, too, wait for orders. `payload_urls`: it fetches large arguments itself, from
     `args_url`; they come with the run otherwise. `content_urls`, with `shared_specs`: the same for what a job itself
     says, from `contents`."""
@@ -383,6 +384,7 @@ class Claim(Struct, kw_only=True):
     content_urls: bool = False
     number: int = 0
     heard: str = ""
+    marked: int | None = None
     listen: bool = False
     ahead: bool = False
     held: Slots = 0
@@ -455,12 +457,14 @@ class Fetch(Struct, kw_only=True):
 
 class ClaimAnswer(Struct, kw_only=True):
     """`stop` and `drain` end a long poll early; they say what a report would have said a moment later. `now` is an
-    instant that the database's clock had reached when this was answered. `contents`: by document, and by field of its
+    instant that the database's clock had reached when this was answered; `mark`: every claim up to this one had been
+    made. `contents`: by document, and by field of its
     target, what is large and to be fetched; what stands in its place is only told of it."""
 
     claim_id: int
     runs: list[ClaimedRun]
     now: str = ""
+    mark: int = 0
     specs: dict[str, msgspec.Raw] = {}
     contents: dict[str, dict[str, Fetch]] = {}
     stop: list[StopOrder] = []
@@ -491,10 +495,11 @@ class Finished(Struct, kw_only=True, omit_defaults=True):
 class Report(Struct, kw_only=True):
     """Heartbeat, results and hand-backs in one. `running` is None except at a heartbeat, where it lists them all.
     `leaving`: the worker has nothing left and will not come back; it is gone without having been lost.
-    `asked`: the `heard` of the claim that is under way, for the same proof."""
+    `asked` and `marked`: those of the claim that is under way (its `heard`), for the same proof."""
 
     last_claim: int = 0
     asked: str = ""
+    marked: int | None = None
     running: list[RunKey] | None = None
     returned: list[RunKey] = []
     finished: list[Finished] = []
@@ -503,11 +508,14 @@ class Report(Struct, kw_only=True):
 
 
 class ReportAnswer(Struct, kw_only=True):
+    """`mark`: every claim up to this one was made before this was answered."""
+
     accepted: list[RunKey]
     superseded: list[RunKey]
     stop: list[StopOrder]
     drain: bool
     now: str
+    mark: int = 0
 
 
 class RunNote(Struct, kw_only=True, omit_defaults=True):

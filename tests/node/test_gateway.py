@@ -269,6 +269,24 @@ async def test_a_time_that_is_still_to_come_proves_nothing(live: Scene, worker_k
     assert (run["state"], run["attempt"]) == ("running", 1)
 
 
+async def test_a_clock_that_was_set_back_proves_nothing(scene: Scene, worker_key: str) -> None:
+    """All that is claimed then seems to be older than what the worker has heard, also what is on its way."""
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [run_id] = await scene.ask(await scene.job())
+    mark = (await worker.report())["mark"]
+    await scene.taken(worker.id)
+    heard = iso(await scene.now() + timedelta(seconds=90))
+    await worker.report(running=[], last_claim=0, asked=heard, marked=mark)
+    scene.node.gateway._sessions.clear()  # another node
+    again = {"slots": 1, "wait": 0, "heard": heard}
+    assert (await worker.say("claim", again | {"number": 1, "marked": mark}))["runs"] == []
+    assert (await scene.run(run_id))["state"] == "running"
+    scene.node.gateway._sessions[worker.id].renewed_at = float("-inf")
+    mark = (await worker.report())["mark"]
+    await worker.say("claim", again | {"number": 2, "marked": mark})
+    assert (await scene.run(run_id))["state"] == "ready", "who has heard of a claim and asks without it has not got it"
+
+
 async def test_who_leaves_with_nothing_gives_back_what_it_never_got(scene: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)
     [run_id] = await scene.ask(await scene.job())

@@ -91,9 +91,17 @@ async def find(db: Database, who: Identity, worker_id: str) -> Worker | None:
     return found._replace(tenants=who.duty.tenants)
 
 
-async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -> dict[str, str]:
-    """Extend leases; answers the state of each worker that still is one."""
-    return {r["id"]: r["state"] for r in await db.fetch("vital", SQL["renew"], list(worker_ids), lease_seconds)}
+class Renewed(NamedTuple):
+    """The state of each worker that still is one, and the last claim that was made for anybody."""
+
+    states: dict[str, str]
+    last_claim: int
+
+
+async def renew(db: Database, worker_ids: Sequence[str], lease_seconds: float) -> Renewed:
+    """Extend leases."""
+    rows = await db.fetch("vital", SQL["renew"], list(worker_ids), lease_seconds)
+    return Renewed({row["id"]: row["state"] for row in rows}, max((row["last_claim"] for row in rows), default=0))
 
 
 async def list_workers(db: Database, who: Identity, before: str | None, limit: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ update workers w
    set lease_until = now() + $2 * interval '1 second'
   from unnest($1::uuid[]) as n(id)
  where w.id = n.id and w.state <> 'gone'
-returning w.id::text as id, w.state
+returning w.id::text as id, w.state, coalesce(pg_sequence_last_value('claim_ids'), 0) as last_claim
 
 -- :name find
 select id::text as id, pool, targets, functions, state, slots, extract(epoch from lease_until - now())::float8, resources,

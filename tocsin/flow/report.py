@@ -354,10 +354,12 @@ async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
     return Reported(accepted, woken, settled.heads)
 
 
-async def claims_after(db: Database, worker_id: str, last_claim: int, heard: datetime | None = None) -> list[Returned]:
+async def claims_after(
+    db: Database, worker_id: str, last_claim: int, heard: datetime | None = None, marked: int | None = None
+) -> list[Returned]:
     """Runs of claims whose answer never reached this worker, which it proves by asking again without them; of those
-    made before `heard`, if it says what it had heard of when it asked."""
-    rows = await db.fetch("vital", SQL["claims_after"], worker_id, last_claim, heard)
+    made before `heard`, and up to `marked`, if it says what it had heard of when it asked."""
+    rows = await db.fetch("vital", SQL["claims_after"], worker_id, last_claim, heard, marked)
     return [Returned(worker_id, row["id"], row["fence"]) for row in rows]
 
 
@@ -387,7 +389,7 @@ class Held(NamedTuple):
     claimed_before: bool
 
 
-async def held(db: Database, worker_id: str, asked: datetime | None) -> list[Held]:
-    """All runs a worker holds, to be compared with what it says it has, and whether each was claimed before `asked`:
-    what it had heard of when it asked for those that are on their way."""
-    return [Held(*row) for row in await db.fetch("vital", SQL["held"], worker_id, asked)]
+async def held(db: Database, worker_id: str, heard: datetime | None, marked: int | None) -> list[Held]:
+    """All runs a worker holds, to be compared with what it says it has, and whether each was claimed before `heard` and
+    up to `marked`: what it had heard of when it asked for those that are on their way."""
+    return [Held(*row) for row in await db.fetch("vital", SQL["held"], worker_id, heard, marked)]

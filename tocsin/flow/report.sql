@@ -180,18 +180,21 @@ union all
 select id::text, fence, tenant_id, lane_id, ready_at, order_key, null, null, null from back
 
 -- :name claims_after
--- What a living worker was given after the last claim it knows of: its answer was lost. A time that is still to come
--- was heard before the clock was set back, so all that is claimed now seems to be older: it proves nothing.
+-- What a living worker was given after the last claim it knows of: its answer was lost. While the clock is set back all
+-- that is claimed seems to be older than what the worker has heard: the claims' numbers tell, and for a worker that does
+-- not know those, a time that is still to come proves nothing.
 select r.id::text as id, r.fence
   from runs r
  where r.worker_id = $1 and r.state in ('running', 'stopping') and r.claim_id > $2
-   and ($3::timestamptz is null or r.claimed_at < $3 and $3 <= now())
+   and ($3::timestamptz is null
+        or r.claimed_at < $3 and case when $4::bigint is null then $3 <= now() else r.claim_id <= $4 end)
 
 -- :name held
 -- All that a worker holds by our book, for a heartbeat to be compared with, and whether it was claimed before the time
 -- that the worker had heard of when it asked (by the same proof).
 select r.id::text as id, r.fence, r.claim_id, r.state, coalesce(r.stop_reason, '') as stop_reason,
-       coalesce(r.claimed_at < $2 and $2 <= now(), false) as claimed_before
+       coalesce(r.claimed_at < $2 and case when $3::bigint is null then $2 <= now() else r.claim_id <= $3 end, false)
+           as claimed_before
   from runs r
  where r.worker_id = $1 and r.state in ('running', 'stopping')
 

@@ -121,6 +121,7 @@ class Gateway:
         # Runs claimed here whose success ends nothing but themselves, with their fence. Forgetting one costs a look-up.
         self._plain: dict[str, int] = {}
         self._last_instant = EPOCH, iso(EPOCH)
+        self._mark = 0  # a claim that was made, the latest that is known here; whoever hears of it asks after it
         self._reports: GroupCommit[list[Ending], set[RunKey]] = GroupCommit(self._commit_reports, _MOST_ENDINGS)
         self._renewals: GroupCommit[str, str | None] = GroupCommit(self._commit_renewals, 1000)
 
@@ -143,7 +144,7 @@ class Gateway:
         session = await self._session(who, worker_id)
         await self._check_lease(who, session)
         if 0 < body.number <= session.asked:  # it came before, or came late: its worker waits for another answer
-            return ClaimAnswer(claim_id=0, runs=[], now=iso(self._db.clock.reached()))
+            return ClaimAnswer(claim_id=0, runs=[], now=iso(self._db.clock.reached()), mark=self._mark)
         session.asked = max(session.asked, body.number)
         await self._take_back_lost(session, body)
         if session.orders or session.state != "live" or self._leaving:
@@ -159,6 +160,7 @@ class Gateway:
         if not rows:
             return self._answer_orders(session)
         session.last_claim = max(row["claim_id"] for row in rows)
+        self._mark = max(self._mark, session.last_claim)
         return await self._claim_answer(session, rows, body, packed)
 
     async def _poll(self, session: Session, body: Claim, gone: asyncio.Future[None]) -> list[Row]:
@@ -207,6 +209,7 @@ class Gateway:
             stop=orders,
             drain=session.state == "draining",
             now=iso(self._db.clock.reached()),
+            mark=self._mark,
         )
 
     async def complete(self, who: Identity, body: Completion) -> list[Stop]:
@@ -327,8 +330,9 @@ class Gateway:
             session.poll.lapses_at = started + self._settings.lease_seconds
 
     async def _commit_renewals(self, worker_ids: Sequence[str]) -> list[str | None]:
-        states = await fleet.renew(self._db, worker_ids, self._settings.lease_seconds)
-        return [states.get(worker_id) for worker_id in worker_ids]
+        renewed = await fleet.renew(self._db, worker_ids, self._settings.lease_seconds)
+        self._mark = max(self._mark, renewed.last_claim)
+        return [renewed.states.get(worker_id) for worker_id in worker_ids]
 
     # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -338,7 +342,7 @@ class Gateway:
         if session.last_claim in (0, body.last_claim):
             return
         heard = _instant(body.heard)
-        lost = await claims_after(self._db, session.worker.id, body.last_claim, heard)
+        lost = await claims_after(self._db, session.worker.id, body.last_claim, heard, body.marked)
         if lost:
             await self._give_back(lost)
         if lost or heard is None:
@@ -367,6 +371,7 @@ class Gateway:
             claim_id=max(session.last_claim, 0),
             runs=[],
             now=iso(self._db.clock.reached()),
+            mark=self._mark,
             stop=orders,
             drain=session.state == "draining",
         )
@@ -399,6 +404,7 @@ class Gateway:
             claim_id=session.last_claim,
             runs=runs,
             now=iso(max(self._db.clock.reached(), claimed_at)),
+            mark=self._mark,
             specs=_shared_specs(known, packed) if shared else {},
             contents={_spec_ref(key): parts for key, parts in handed.contents.items()},
             stop=orders,
@@ -488,7 +494,7 @@ class Gateway:
         told = {f.run_id for f in body.finished} | {run_id for run_id, _ in body.returned}
         known = {order.run_id for order in session.orders}
         dropped = []
-        book = await held(self._db, session.worker.id, _instant(body.asked))
+        book = await held(self._db, session.worker.id, _instant(body.asked), body.marked)
         for run in book:
             if run.id in has:
                 if run.state == "stopping" and run.id not in known:

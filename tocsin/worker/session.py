@@ -92,6 +92,7 @@ class Session:
         self._last_claim = 0
         self._numbers = itertools.count(1)
         self._heard = self._asked = ""
+        self._marked = self._asked_mark = 0
         self._answered = asyncio.Event()
         self._may_claim = asyncio.Event()
         self._to_report = asyncio.Event()
@@ -167,9 +168,12 @@ class Session:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._answered.wait(), self._heartbeat)
 
+    def _hear_of(self, answer: wire.ClaimAnswer | wire.ReportAnswer) -> None:
+        self._heard, self._marked = max(self._heard, answer.now), max(self._marked, answer.mark)
+
     async def _claim(self, body: wire.Claim) -> None:
-        body.number, body.heard = next(self._numbers), self._heard
-        self._asked = self._heard
+        body.number, body.heard, body.marked = next(self._numbers), self._heard, self._marked
+        self._asked, self._asked_mark = self._heard, self._marked
         sent = time.monotonic()
         request = asyncio.ensure_future(self._link.claim(self.worker_id, body))
         try:
@@ -184,7 +188,7 @@ class Session:
         self.check_lease()
         if answer.now:
             self._clock.observe(answer.now, sent, time.monotonic())
-            self._heard = max(self._heard, answer.now)
+            self._hear_of(answer)
         elsewhere = [run for run in answer.runs if run.args_url is not None or run.parents_url is not None]
         if elsewhere or answer.contents:
             await asyncio.gather(*map(self._fetch, elsewhere), *(self._fill(answer, ref) for ref in answer.contents))
@@ -401,6 +405,7 @@ class Session:
             wire.Report(
                 last_claim=self._last_claim,
                 asked=self._asked,
+                marked=self._asked_mark,
                 running=self._in_hand() if heartbeat else None,
                 returned=returned,
                 finished=finished,
@@ -453,7 +458,7 @@ class Session:
             self._lease.renew(sent)
             self.check_lease()
             self._clock.observe(answer.now, sent_monotonic, time.monotonic())
-            self._heard = max(self._heard, answer.now)
+            self._hear_of(answer)
             self._answered.set()
             return answer
         raise AssertionError
