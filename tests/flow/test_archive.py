@@ -73,6 +73,20 @@ async def test_the_next_turn_repairs_what_a_crash_left(old: Old, point: str, tmp
     assert len(stored) == await old.scene.value("select count(*) from archives") == 1
 
 
+async def test_no_file_of_an_earlier_try_outlives_retention(old: Old, tmp_path: Path) -> None:
+    job = await old.scene.job(name="before")
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 3)
+    for point in ("stored", "listed"):
+        old.scene.db.failpoints = Failpoints(f"archive.{point}=raise")
+        with pytest.raises(InjectedFault):
+            await old.archive()
+        await old.scene.sql.execute("update jobs set name = $1", f"after {point}")
+    assert await old.archive() == [DAY]
+    stored = {str(path.relative_to(tmp_path / "objects")) for path in (tmp_path / "objects").rglob("*.parquet")}
+    assert stored == {await old.scene.value("select object from archives")}
+
+
 async def test_a_day_that_cannot_go_is_told_by_the_lag(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await old.scene.job()
     await old.make_day(DAY)

@@ -142,6 +142,12 @@ async def test_copies_that_nobody_used_for_a_day_go(parquet: Parquet, store: Obj
     files = [await stored(parquet, store, tmp_path, "a", first=n) for n in (1, 2)]
     await parquet.query(ALL, files)
     first, second = (tmp_path / "cold" / f"{file.checksum.hex()}.parquet" for file in files)
-    os.utime(first, (0, 0))
+    halves = [tmp_path / "cold" / name for name in ("ab12.77.1", "spill/left.tmp", "spill/new.tmp")]
+    (tmp_path / "cold" / "spill").mkdir(exist_ok=True)
+    for half in halves:
+        half.touch()
+    for left in (first, *halves[:2]):
+        os.utime(left, (0, 0))
     await parquet.tidy()
     assert not first.exists() and second.exists()
+    assert [half.exists() for half in halves] == [False, False, True], "what a server left that was killed"

@@ -76,7 +76,10 @@ def _fields(tenant: Document) -> Fields:
     yield "quotas", pairs(_set(tenant)) or "none"
     yield "http allow", ", ".join(tenant.get("http_allow") or []) or "none"
     yield "retention", pairs(tenant.get("retention"))
-    yield "uses", pairs(tenant.get("usage"))
+    uses = dict(tenant.get("usage") or {})
+    if "log_bytes_per_day" not in _set(tenant):
+        uses.pop("log_bytes_today", None)  # it is counted for the quota only; `usage` knows
+    yield "uses", pairs(uses)
     yield "created", local(tenant.get("created_at"))
 
 

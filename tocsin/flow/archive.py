@@ -171,6 +171,7 @@ class _Day:
 
     async def _parts(self, tenant_id: int) -> AsyncIterator[_Part]:
         """All that the tenant has of the day, in files, proved; none if it has nothing."""
+        await self._remove_strays(tenant_id)
         lower: str | None = self._bounds.lower
         while lower is not None:
             with tempfile.TemporaryDirectory(prefix="tocsin-archive-") as place:
@@ -181,6 +182,15 @@ class _Day:
             part = await self._store(tenant_id, slices, data)
             if part.rows:
                 yield part
+
+    async def _remove_strays(self, tenant_id: int) -> None:
+        """Files of tries that did not come to an end. Where a job was renamed since, this one makes others, and what no
+        list names retention would not find."""
+        folder = cold.folder(tenant_id)
+        found = {key for key in await self._objects.keys(folder) if key.startswith(f"{folder}{self._day}-")}
+        listed = {row["object"] for row in await self._owner.fetch(SQL["listed"], tenant_id, self._day)}
+        for key in found - listed:
+            await self._objects.delete(key)
 
     async def _read(self, tenant_id: int, lower: str, rows: Path) -> tuple[list[Bounds], str | None]:
         """Write what the tenant has from a run on to `rows`, as much as one file is to hold. Answers the slices that it

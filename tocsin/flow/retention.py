@@ -60,20 +60,22 @@ async def expire_logs(db: Database, logs_days: int) -> int:
     due = await db.fetch("engine", SQL["with_old_logs"], *columns(oldest, 2))
     gone = 0
     for tenant_id, first in due:
-        # A run is older than its lines, but for what two clocks may differ by.
-        made_before = lowest_id(instant_of(first) + timedelta(hours=1))
-        while wave := await _expire_segments(db, tenant_id, first, made_before):
+        while wave := await _expire_segments(db, tenant_id, first):
             gone += wave
     return gone
 
 
-async def _expire_segments(db: Database, tenant_id: int, first: str, made_before: str) -> int:
+async def _expire_segments(db: Database, tenant_id: int, first: str) -> int:
     async with db.transaction("retention") as connection:
-        objects = await connection.fetch(SQL["expire_segments"], tenant_id, first, _LINES)
-        names = [row["object"] for row in objects]
-        await connection.execute(SQL["forget_lines"], tenant_id, made_before, names)
-        await connection.execute(SQL["leave_objects"], names)
-    return len(names)
+        segments = await connection.fetch(SQL["expire_segments"], tenant_id, first, _LINES)
+        if segments:
+            names = [row["object"] for row in segments]
+            # A run is older than its lines, but for what two clocks may differ by. Only up to the newest of this wave:
+            # whoever shortens a retention lets years go, and each wave would look through all of them.
+            newest = instant_of(max(row["id"] for row in segments))
+            await connection.execute(SQL["forget_lines"], tenant_id, lowest_id(newest + timedelta(hours=1)), names)
+            await connection.execute(SQL["leave_objects"], names)
+    return len(segments)
 
 
 async def forget_jobs(db: Database, ended_before: datetime) -> int:

@@ -75,7 +75,7 @@ update log_segments s
    set replaced_at = now()
   from oldest o
  where s.tenant_id = $1 and s.id = o.id and o.before < $3 and s.replaced_at is null
-returning s.object
+returning s.id::text as id, s.object
 
 -- :name forget_lines
 -- Of runs that were made before $2, which is later than what lies in these objects.

@@ -171,11 +171,12 @@ class Parquet:
         part.replace(copy)
 
     async def tidy(self) -> None:
-        """Let copies go that nobody has used for a day: what they were made of may have expired, or been erased."""
+        """Let copies go that nobody has used for a day: what they were made of may have expired, or been erased; and
+        what servers left that were killed while they copied or sorted."""
         await asyncio.to_thread(self._tidy)
 
     def _tidy(self) -> None:
-        for found in self._folder.glob("*.parquet"):
+        for found in filter(Path.is_file, self._folder.rglob("*")):
             for used, _ in _looks(found):
                 if used < time.time() - _UNUSED_SECONDS:
                     found.unlink(missing_ok=True)
