@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import PATIENCE
+from tests.cluster.cluster import until
 from tests.flow.kit import Scene, WorkerHand, told
 from tests.node.test_http_jobs import ALL, HTTP, claimed, complete, hand, taken
 from tocsin.settings import Settings
@@ -62,6 +63,34 @@ async def test_nor_anything_sensitive(
     run = await confided(live, worker, spec, **request_)
     assert (await complete(live, run, {"result": f"paid to {IBAN}"}))[0] == 200
     assert (await live.run(run["run_id"]))["result"] == "paid to ***"
+
+
+async def test_what_a_workflow_run_is_told_in_confidence_reaches_the_jobs_that_get_it(
+    live: Scene, worker: WorkerHand
+) -> None:
+    """Sealed for the workflow, and opened for its jobs; also when one of them is run again."""
+    first, after = {"target": HTTP, "retry": {"max_attempts": 1}}, {"target": HTTP, "depends_on": ["pay"]}
+    flow = await live.api.post("/v1/workflows", {"name": "flow", "jobs": {"pay": first, "tell": after}})
+    asked = {"args": {"iban": IBAN}, "sensitive": True}
+    whole = await live.api.post(f"/v1/workflows/{flow['id']}/runs", asked)
+    assert whole["args"] == {"$sensitive": True}
+    [run] = await taken(worker)
+    assert (run["args"], run["sensitive"]) == ({"iban": IBAN}, True)
+    assert not await live.value("select exists (select from runs r where r::text like $1)", f"%{IBAN}%")
+    failed = {"outcome": "failed", "error": {"class": "no", "message": f"cannot pay to {IBAN}"}}
+    assert (await complete(live, run, failed))[0] == 200
+    assert (await live.run(run["run_id"]))["error"]["message"] == "cannot pay to ***"
+
+    async def dead() -> bool:
+        return (await live.api.get(f"/v1/workflow-runs/{whole['id']}"))["state"] == "dead"
+
+    await until("it has failed", dead)
+    await live.api.post(f"/v1/runs/{run['run_id']}/retry")
+    [again] = await taken(worker)
+    assert (again["args"], again["sensitive"]) == ({"iban": IBAN}, True)
+    assert (await complete(live, again, {"result": f"paid to {IBAN}"}))[0] == 200
+    [last] = await taken(worker)
+    assert "args" not in last and "sensitive" not in last
 
 
 async def test_of_a_secret_that_is_gone_the_rest_is_still_masked(live: Scene, worker: WorkerHand) -> None:

@@ -224,6 +224,7 @@ def run(
     ] = None,
     at: Annotated[str | None, typer.Option(help="Not now, but at this instant.")] = None,
     priority: Annotated[int | None, typer.Option(help="Instead of the workflow's.")] = None,
+    sensitive: Annotated[bool, typer.Option("--sensitive", help="Seal the arguments.")] = False,
     follow: Follow = False,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="The same, told when it has ended.")] = False,
     ids: Ids = False,
@@ -232,7 +233,8 @@ def run(
     """Ask for a run of a workflow."""
     given = json_object(args, "--args")
     with connect() as client:
-        answer = client.run_workflow(find_job_id(client, workflow), given, at=at, priority=priority)
+        workflow_id = find_job_id(client, workflow)
+        answer = client.run_workflow(workflow_id, given, at=at, priority=priority, sensitive=sensitive)
         _after(client, answer, f"run {answer['id']} {answer['state']}", follow, wait, ids, as_json)
 
 

@@ -69,10 +69,13 @@ def run_workflow(
     at: datetime | str | None = None,
     delay: str | None = None,
     priority: int | None = None,
+    sensitive: bool = False,
     idempotency_key: str | None = None,
 ) -> Call[Document]:
-    """Ask for a run of the whole; `args` reach the jobs that wait for no other."""
+    """Ask for a run of the whole; `args` reach the jobs that wait for no other, sealed on their way if they are
+    `sensitive`."""
     asked = {"args": args, "at": None if at is None else text_of(at), "delay": delay, "priority": priority}
+    asked |= {"sensitive": sensitive or None}
     body = {name: value for name, value in asked.items() if value is not None}
     return post("v1", "workflows", workflow_id, "runs", body=body, key=idempotency_key)
 

@@ -87,8 +87,17 @@ class Payloads:
         """The arguments of these runs; `by_url`: as far as may be, where to fetch them."""
         sealing = {(a.tenant_id, a.packed.data_key) for a in asked.values() if a.packed.data_key}
         keys = await self._data_keys.read(sealing)
+        if sealing:
+            asked = await self._as_sealed(asked)
         found = await asyncio.gather(*(self._open(a, keys, by_url) for a in asked.values()))
         return dict(zip(asked, found, strict=True))
+
+    async def _as_sealed(self, asked: Mapping[str, Asked]) -> dict[str, Asked]:
+        """The same, each with the job that its arguments were sealed for: of a workflow run that is the workflow."""
+        jobs = {(a.tenant_id, a.job_id) for a in asked.values() if a.packed.data_key}
+        rows = await self._db.fetch("engine", SQL["workflows"], *columns(sorted(jobs), 2))
+        workflows = {(row["tenant_id"], row["id"]): row["workflow_id"] for row in rows}
+        return {id_: a._replace(job_id=workflows.get((a.tenant_id, a.job_id), a.job_id)) for id_, a in asked.items()}
 
     async def _open(
         self, asked: Asked, keys: Mapping[tuple[int, int], bytes | ApiProblem], by_url: bool

@@ -1,6 +1,13 @@
 -- :name is_sensitive
 select sensitive from jobs where tenant_id = $1 and id = $2 and state in ('active', 'paused')
 
+-- :name workflows
+-- Those of these jobs that are part of workflows, and of which.
+select j.tenant_id, j.id::text as id, j.workflow_id::text as workflow_id
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
+ cross join lateral (select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.id limit 1) j
+ where j.workflow_id is not null
+
 -- :name review_uses
 -- Whose time to be looked at has come, up to $1: a run that is live, dead or in hot history needs its arguments, and a job
 -- what a document of its names. Those that need nothing any more leave; what they needed is looked at an hour later, when

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound, NotSupported, PreconditionFailed
+from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound, PreconditionFailed
 from tocsin.flow import catalog, control, dead, edit, workflow_runs
 from tocsin.flow.catalog import JobFilter
 from tocsin.flow.shared.idempotency import Replay
@@ -200,8 +200,6 @@ def _document(job: dict[str, Any]) -> dict[str, Any]:
 @route("POST", "/v1/workflows/{id}/runs", "jobs.operate")
 async def run_workflow(call: Call) -> Reply:
     request = call.decode(decode_run_request, b"{}")
-    if request.sensitive:
-        raise NotSupported.field("sensitive", "not_supported", "arguments of a workflow run cannot be sensitive yet")
     await _workflow(call, call.id())
     stored = await submit_runs_of(call, [request])
     return await _run(call, stored.ids[0], 202, None if isinstance(stored, Stored) else REPLAYED)
