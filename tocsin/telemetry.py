@@ -36,6 +36,24 @@ WANTED_WORKERS = Gauge(
 )
 QUOTA_REFUSED = Counter("tocsin_quota_refused", "Submissions refused by a tenant's quota.", ["code"], registry=REGISTRY)
 LOG_LINES_CUT = Counter("tocsin_log_lines_cut", "Lines left out for a tenant's log_bytes_per_day.", registry=REGISTRY)
+LOG_BACKLOG = Gauge(
+    "tocsin_log_upload_backlog_bytes",
+    "Log lines that wait with the workers of this server to be taken from them.",
+    registry=REGISTRY,
+)
+WRITES = Counter(
+    "tocsin_writes",
+    "Calls that change something, by how they were answered: in time, slow (a second or more) or failed (5xx).",
+    ["answered"],
+    registry=REGISTRY,
+)
+DEAD_LETTERS = Counter("tocsin_dead_letters", "Runs that were given up.", registry=REGISTRY)
+SCHEDULES_STUCK = Gauge(
+    "tocsin_schedules_stuck", "Schedules whose next occurrence is a minute late and not staged.", registry=REGISTRY
+)
+SLOTS_LEAKED = Gauge(
+    "tocsin_slots_leaked", "Runs that are held by workers which are gone, and not taken back.", registry=REGISTRY
+)
 WORKERS_LIVE = Gauge("tocsin_workers_live", "Workers with a valid lease.", registry=REGISTRY)
 RETRY_SHARE = Gauge(
     "tocsin_retry_share", "Retries in all attempts that this server handed out in the last minutes.", registry=REGISTRY
@@ -74,6 +92,21 @@ XMIN_AGE = Gauge(
 LONGEST_TX = Gauge("tocsin_pg_longest_tx_seconds", "Age of the oldest open transaction.", registry=REGISTRY)
 SEES_SESSIONS = Gauge(
     "tocsin_pg_sees_all_sessions", "1 if other users' sessions are shown to us; else 0.", registry=REGISTRY
+)
+POOL_WAIT = Histogram(
+    "tocsin_pg_pool_wait_seconds", "Wait for a connection of a pool.", ["pool"], buckets=_FAST, registry=REGISTRY
+)
+CONNECTIONS = Gauge("tocsin_pg_connections_ratio", "Connections in use, of all that may be.", registry=REGISTRY)
+NOTIFY_QUEUE = Gauge("tocsin_pg_notify_queue_ratio", "How full the queue of notifications is.", registry=REGISTRY)
+SLOT_RETAINED = Gauge(
+    "tocsin_pg_slot_retained_bytes", "WAL that is kept for the replication slot furthest behind.", registry=REGISTRY
+)
+DEAD_RATIO = Gauge(
+    "tocsin_queue_dead_ratio", "Dead rows for each live one (of a thousand at least).", ["table"], registry=REGISTRY
+)
+RLS_DENIED = Counter("tocsin_rls_denied", "Statements that the database did not allow us.", registry=REGISTRY)
+DISK_FREE = Gauge(
+    "tocsin_disk_free_ratio", "Free room on disks of this machine, by what is on them.", ["on"], registry=REGISTRY
 )
 CLOCK_SKEW = Gauge("tocsin_clock_skew_seconds", "This node's wall clock minus the database's.", registry=REGISTRY)
 

@@ -495,11 +495,13 @@ class Finished(Struct, kw_only=True, omit_defaults=True):
 class Report(Struct, kw_only=True):
     """Heartbeat, results and hand-backs in one. `running` is None except at a heartbeat, where it lists them all.
     `leaving`: the worker has nothing left and will not come back; it is gone without having been lost.
-    `asked` and `marked`: those of the claim that is under way (its `heard`), for the same proof."""
+    `asked` and `marked`: those of the claim that is under way (its `heard`), for the same proof. `log_backlog`: how
+    many bytes of log lines wait with it."""
 
     last_claim: int = 0
     asked: str = ""
     marked: int | None = None
+    log_backlog: int = 0
     running: list[RunKey] | None = None
     returned: list[RunKey] = []
     finished: list[Finished] = []

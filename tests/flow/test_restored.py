@@ -12,6 +12,7 @@ from tocsin.flow.restored import restored
 from tocsin.flow.servers import Server
 from tocsin.node.reaper import Caretaker
 from tocsin.store.db import Row
+from tocsin.store.room import Room
 
 SAFE = 2**53  # up to here a number of JSON is a whole number everywhere
 
@@ -69,7 +70,9 @@ async def test_it_stands_in_the_audit(scene: Scene) -> None:
 
 
 async def test_a_server_that_knows_another_past_goes(scene: Scene) -> None:
-    caretaker = Caretaker(scene.db, Server.this(8470, "0.1.0"), scene.node.retire, scene.node._measure_pools)
+    caretaker = Caretaker(
+        scene.db, Server.this(8470, "0.1.0"), scene.node.retire, scene.node._measure_pools, Room(scene.db, {})
+    )
     await caretaker.run_once()
     assert not scene.node.retired
     assert len((await restored(scene.node.settings.database_url)).servers) == 1, "it is told who was running already"

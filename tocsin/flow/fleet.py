@@ -17,7 +17,7 @@ from tocsin.model.job import NAME
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.store.db import Database, Row, Sql
-from tocsin.telemetry import WORKERS_LIVE
+from tocsin.telemetry import SLOTS_LEAKED, WORKERS_LIVE
 from tocsin.wire import Register
 
 SQL = Sql(__file__)
@@ -132,8 +132,9 @@ async def leave(db: Database, worker_id: str) -> None:
 
 
 async def measure(db: Database) -> None:
-    """Set the gauge of living workers; forget those long gone."""
+    """Set the gauges of living workers and of what others left; forget those long gone."""
     WORKERS_LIVE.set(await db.fetchval("engine", SQL["live"]))
+    SLOTS_LEAKED.set(await db.fetchval("engine", SQL["leaked"]))
     await db.fetch("engine", SQL["prune"])
 
 

@@ -56,5 +56,11 @@ update workers w
 -- :name live
 select count(*) from workers where state <> 'gone' and lease_until > now() and id <> '00000000-0000-7000-8000-000000000001'
 
+-- :name leaked
+select count(*)
+  from workers w
+ cross join lateral (select from runs r where r.worker_id = w.id and r.state in ('running', 'stopping') offset 0) r
+ where w.state = 'gone'
+
 -- :name prune
 delete from workers where state = 'gone' and gone_at < now() - interval '7 days'

@@ -24,7 +24,7 @@ from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, spread, timetable
 from tocsin.model.zones import is_newer
 from tocsin.store.db import Connection, Database, Row, Sql, columns
-from tocsin.telemetry import MISSED, PLANNED
+from tocsin.telemetry import MISSED, PLANNED, SCHEDULES_STUCK
 
 SQL = Sql(__file__)
 BATCH = 1000
@@ -57,6 +57,11 @@ class PlanResult(NamedTuple):
 @lru_cache(maxsize=20_000)
 def _schedule(text: str) -> Schedule:
     return msgspec.json.decode(text, type=Schedule, dec_hook=decode_scalar)
+
+
+async def measure(db: Database) -> None:
+    """Set the gauge of schedules that nobody plans."""
+    SCHEDULES_STUCK.set(await db.fetchval("engine", SQL["stuck"]))
 
 
 async def plan(db: Database, horizon: timedelta) -> PlanResult:

@@ -96,5 +96,9 @@ update triggers t
 delete from unclaimed u
  where not exists (select from run_counts c where c.tenant_id = u.tenant_id and c.job_id = u.job_id)
 
+-- :name stuck
+-- How many cursors nobody has moved for a minute after their instant, as far as ten thousand.
+select count(*) from (select from triggers where next_fire_at < now() - interval '60 seconds' limit 10000) t
+
 -- :name next_due
 select min(next_fire_at) from triggers where next_fire_at is not null

@@ -24,7 +24,7 @@ from tocsin.model.circuit import Call
 from tocsin.model.job import Retry
 from tocsin.model.retry import SHORTEST_SPREAD, RetryBudgets, after_failure, after_loss
 from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
-from tocsin.telemetry import REPORTED, SSRF_BLOCKED, STEP_SECONDS, STRETCHED, SUPERSEDED
+from tocsin.telemetry import DEAD_LETTERS, REPORTED, SSRF_BLOCKED, STEP_SECONDS, STRETCHED, SUPERSEDED
 from tocsin.wire import Finished, RunKey, encode
 
 SQL = Sql(__file__, SHARED)
@@ -163,6 +163,7 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
         await circuits.count(connection, [told for i, told in special.called.items() if _key(batch[i]) in done])
     accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
     _count(batch, done, accepted)
+    DEAD_LETTERS.inc(sum(verdict.state == "dead" and _key(batch[i]) in done for i, verdict in special.verdicts.items()))
     woken = hints([row for row in rows if row["lane_id"] is not None]) + hints(freed) + settled.hints
     return Reported(accepted, woken, settled.heads, special.fills)
 

@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote
 
 from tocsin import __version__
 from tocsin.errors import ApiProblem, SetupError, Unavailable
@@ -60,6 +62,7 @@ from tocsin.store import migrate as migrations
 from tocsin.store.db import Database, connect_plain
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import Parquet
+from tocsin.store.room import Room
 from tocsin.store.vault import MasterKeys
 from tocsin.telemetry import get_logger, setup_logging
 
@@ -152,7 +155,7 @@ class Node:
             Archivist(self.db, self.objects, self.parquet, self.settings),
             Sealer(self.db),
             Anchorer(self.db, self.objects, self.master_keys),
-            Caretaker(self.db, self._server, self.retire, self._measure_pools),
+            Caretaker(self.db, self._server, self.retire, self._measure_pools, Room(self.db, self._folders())),
             self.events,
             self.tails,
             self.doorkeeper,
@@ -161,6 +164,14 @@ class Node:
         ]
         for loop in self._loops if loops else ():
             loop.start()
+
+    def _folders(self) -> dict[str, Path]:
+        """What is on a disk of this machine: log lines and archives, and the database if `tocsin up` brought it."""
+        found = {"logs": self.objects.folder} if self.objects.folder is not None else {}
+        home = self.settings.home
+        if f"host={quote(str(home / 'run'))}" in self.settings.database_url:
+            found |= {"table": home / "data", "wal": home / "data" / "pg_wal"}
+        return found
 
     async def _compare_objects(self) -> None:
         try:

@@ -33,7 +33,7 @@ from tocsin.node.handover import Courier, complete
 from tocsin.settings import Settings
 from tocsin.store.db import Database, Row
 from tocsin.store.objects import ObjectStore
-from tocsin.telemetry import RETRY_SHARE
+from tocsin.telemetry import LOG_BACKLOG, RETRY_SHARE
 from tocsin.wire import (
     Claim,
     ClaimAnswer,
@@ -57,6 +57,7 @@ _MOST_SLOTS = 10_000
 _MOST_ENDINGS = 20
 _MOST_PLAIN = 200_000
 _MOST_GIVEN_BACK = 1_000
+_MOST_BACKLOG = 2**40
 _UNTIL_NOW = 1e11  # milliseconds: longer than any attempt, and no attempt ends after now
 
 
@@ -68,6 +69,7 @@ class Session:
     key_id: str
     renewed_at: float = float("-inf")
     last_claim: int = -1
+    log_backlog: int = 0  # bytes of log lines that it has not got rid of, by its own word
     asked: int = 0  # the number of the last claim request
     state: str = "live"
     orders: list[StopOrder] = field(default_factory=list)
@@ -116,6 +118,7 @@ class Gateway:
         self._rng = random.Random()
         self._budgets = RetryBudgets()
         RETRY_SHARE.set_function(lambda: self._budgets.share)
+        LOG_BACKLOG.set_function(self._log_backlog)
         self._sessions: dict[str, Session] = {}
         self._leaving = False
         # Runs claimed here whose success ends nothing but themselves, with their fence. Forgetting one costs a look-up.
@@ -200,6 +203,7 @@ class Gateway:
             self._dispatcher.look_for_room()
         if body.running is not None:
             await self._compare(session, body)
+        session.log_backlog = min(max(body.log_backlog, 0), _MOST_BACKLOG)
         if body.leaving:
             await self._let_go(session)
         orders, session.orders = session.orders, []
@@ -211,6 +215,11 @@ class Gateway:
             now=iso(self._db.clock.reached()),
             mark=self._mark,
         )
+
+    def _log_backlog(self) -> int:
+        """That of those who were heard of lately: nobody gets the lines of the others any more."""
+        lately = time.monotonic() - self._settings.lease_seconds
+        return sum(session.log_backlog for session in self._sessions.values() if session.renewed_at > lately)
 
     async def complete(self, who: Identity, body: Completion) -> list[Stop]:
         """End an attempt in its own words, told with its token; who is to be told that. A repeat changes nothing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from tocsin.flow import events, fleet, partitions, reap, replan, servers, sweep
+from tocsin.flow import events, fleet, partitions, plan, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
@@ -15,6 +15,7 @@ from tocsin.model.retry import loss_spread
 from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database
 from tocsin.store.horizon import Horizon
+from tocsin.store.room import Room
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
@@ -108,10 +109,12 @@ class Caretaker(Loop):
         server: servers.Server,
         retire: Callable[[], None],
         measure_pools: Callable[[], Awaitable[None]],
+        room: Room,
     ) -> None:
         super().__init__()
         self._db = db
         self._server = server
+        self._room = room
         self._retire = retire
         self._measure_pools = measure_pools
         self._past: int | None = None
@@ -131,6 +134,8 @@ class Caretaker(Loop):
             await self._measure_pools()
             self._counts.end()
         await fleet.measure(self._db)
+        await plan.measure(self._db)
+        await self._room.look()
         if self._turn % 12 == 0:
             await events.tidy(self._db)
         if self._turn % 60 == 0:

@@ -26,7 +26,7 @@ from tocsin.errors import Contention, OutcomeUnknown, SetupError, TocsinError, U
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints
 from tocsin.model.access import Scope
 from tocsin.store.primary import Primary
-from tocsin.telemetry import STEP_SECONDS, get_logger
+from tocsin.telemetry import POOL_WAIT, RLS_DENIED, STEP_SECONDS, get_logger
 
 log = get_logger("database")
 Row = Any  # asyncpg.Record: a tuple whose columns are also found by name
@@ -352,7 +352,8 @@ class Database:
         pool = self._pools[name]
         await self.failpoints.hit(f"borrow.{name}")
         try:
-            connection = await pool.acquire(timeout=_POOL_SECONDS)
+            with POOL_WAIT.labels(name).time():
+                connection = await pool.acquire(timeout=_POOL_SECONDS)
         except TimeoutError as error:
             raise Unavailable(
                 "no connection to the database came free in time", code="database_busy", headers=_SOON
@@ -410,6 +411,9 @@ class Database:
             raise Unavailable(f"the database has no room: {error}", code="database_full", headers=_LATER) from error
         except _AGAIN as error:
             raise Contention(f"the database was too busy for this: {error}", headers=_SOON) from error
+        except asyncpg.InsufficientPrivilegeError:
+            RLS_DENIED.inc()
+            raise
 
     # ── hints ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -27,9 +27,9 @@ class ObjectStore:
         import obstore.store as backends  # 5 MB of native code: only who stores objects pays for it
 
         self._url = url
-        self._folder: Path | None = None if url else folder
+        self.folder: Path | None = None if url else folder  # None: it is not on this machine
         try:
-            if self._folder is None:
+            if self.folder is None:
                 self._store: Any = backends.from_url(url, retry_config=_RETRIES)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -44,8 +44,8 @@ class ObjectStore:
 
         try:
             await obstore.put_async(self._store, key, data)
-            if durable and self._folder is not None:
-                await asyncio.to_thread(_sync, self._folder, self._folder / key)
+            if durable and self.folder is not None:
+                await asyncio.to_thread(_sync, self.folder, self.folder / key)
         except Exception as error:
             raise Unavailable(f"object storage refused a write: {error}", code="objects_unavailable") from error
 
@@ -102,11 +102,11 @@ class ObjectStore:
 
     def address(self, key: str) -> str:
         """Where an object lies, to others who have the same storage."""
-        return f"{self._url.rstrip('/')}/{key}" if self._folder is None else f"file://{self._folder.absolute() / key}"
+        return f"{self._url.rstrip('/')}/{key}" if self.folder is None else f"file://{self.folder.absolute() / key}"
 
     def file(self, key: str) -> Path | None:
         """Where an object lies on this machine, if it does: then nobody need copy it."""
-        return None if self._folder is None else self._folder / key
+        return None if self.folder is None else self.folder / key
 
 
 def _sync(top: Path, path: Path) -> None:

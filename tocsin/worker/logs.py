@@ -163,6 +163,11 @@ class LogShipper:
         self.all_arrived = asyncio.Event()
         self.all_arrived.set()
 
+    @property
+    def backlog(self) -> int:
+        """How many bytes wait, in memory and on disk."""
+        return self._size + sum(away.piece.length for log in self._dirty for away in log.away)
+
     def add(self, log: RunLog, lines: list[LogLine], dropped: int) -> None:
         """Take lines in, as far as there is room."""
         log.dropped += dropped

@@ -410,6 +410,7 @@ class Session:
                 returned=returned,
                 finished=finished,
                 free={"slots": max(self._slots - self._busy, 0)},
+                log_backlog=self._logs.backlog,
             )
         )
         answer = await self._deliver(body)

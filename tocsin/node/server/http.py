@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +34,7 @@ from tocsin.model.scalars import Instant
 from tocsin.model.strict import refuse_heavy, refuse_odd
 from tocsin.node.server.protocol import ClientGone, Reply, Request, problem
 from tocsin.store.db import kept_to
-from tocsin.telemetry import get_logger
+from tocsin.telemetry import WRITES, get_logger
 from tocsin.wire import encode
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ WORKER_BODY_LIMIT = 64 * 1024 * 1024
 # Before somebody hears that he came too often. He was told to stay away for a second at least; who asks again at once,
 # over and over, is slowed down by his own connections, and what he costs the others with him.
 _HELD_SECONDS = 0.25
+_SLOW_SECONDS = 1.0  # an acknowledgement that takes longer is not what was promised
 _MOST_TEXT = 300  # of what an error says, for a caller's own words may be in it
 _MOST_VALUE = 1024  # characters of a query parameter
 _SAFE = frozenset(("GET", "HEAD"))
@@ -306,11 +309,32 @@ def endpoint(
             raise Forbidden("the tenant is suspended: its keys only read", code="tenant_suspended")
         name = request_id(request)
         who = who._replace(address=node.edge.address(request), request_id=name)
-        reply = await handler(Call(node, request, who, await read_body(request, body_limit)))
+        call = Call(node, request, who, await read_body(request, body_limit))
+        with _counted():
+            reply = await handler(call)
         reply.headers = {"x-request-id": name} | (reply.headers or {})
         return reply
 
     return serve
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Count a call that changes something by how it was answered."""
+    began = time.monotonic()
+
+    def count(*, failed: bool) -> None:
+        slow = time.monotonic() - began >= _SLOW_SECONDS
+        WRITES.labels("failed" if failed else "slow" if slow else "in_time").inc()
+
+    try:
+        yield
+    except ClientGone:
+        raise  # nobody waits for an answer
+    except Exception as error:
+        count(failed=not isinstance(error, ApiProblem) or error.status >= 500)
+        raise
+    count(failed=False)
 
 
 async def _keep(node: Node, request: Request, who: Identity, kept: Kept | None) -> None:
