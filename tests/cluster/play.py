@@ -28,7 +28,7 @@ class Play:
     async def survive(self, act: Act) -> Any:
         """Give the command to a server that dies at each fault in turn; then to one that lives, for its answer."""
         for fault, following in zip(self.faults, [*self.faults[1:], None], strict=True):
-            await until(f"the server dies at {fault}", lambda: self._dies(act), 15, every=0.02)
+            await until(f"the server dies at {fault}", lambda: self._dies(act), every=0.02)
             assert await self.server.ended() == -signal.SIGKILL
             if following is not None:
                 self.server.spawn_with(following)
@@ -77,7 +77,7 @@ class Play:
             answer = await self.ask(last_claim, wait=1)
             return answer if answer["runs"] else None
 
-        found = await until("a claim brings runs", some, 10)
+        found = await until("a claim brings runs", some)
         assert found is not None
         return found
 

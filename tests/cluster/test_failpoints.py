@@ -174,7 +174,7 @@ async def erase_a_tenant(play: Play) -> None:
     await play.post("/v1/tenants", {"slug": "acme"})
     shown = await play.survive(lambda: play.send("DELETE", "/v1/tenants/acme", {"confirm": "acme"}, key="erase"))
     assert shown["replayed"] and shown["erasure"]["asked_by"] == "key:tocsin up (platform)"
-    asked = await until("the record is sealed", lambda: _sealed(play, "tenant.erase"), 10)
+    asked = await until("the record is sealed", lambda: _sealed(play, "tenant.erase"))
     assert len(asked) == 1
 
 
@@ -228,7 +228,7 @@ async def skip_an_occurrence_that_others_wait_for(play: Play) -> None:
         first = (await skipped(parent, "scheduled_for"))[:2]
         return len(first) == 2 and (await skipped(child, "logical_at"))[:2] == first
 
-    await until("what waits for them is skipped, too", decided, 30)
+    await until("what waits for them is skipped, too", decided)
     told = await skipped(child, "logical_at")
     assert len(set(told)) == len(told), "each instant is decided once"
 
@@ -347,7 +347,7 @@ async def fill_a_past_range(play: Play) -> None:
         return (await work())["state"] == "completed"
 
     await play.survive(work)
-    await until("all of it has run", completed, 30)
+    await until("all of it has run", completed)
     runs = await play.runs(job_id)
     assert sorted(run["logical_at"][:10] for run in runs) == [f"2026-05-{day:02}" for day in range(1, 13)]
     assert {(run["state"], run["attempt"], run["trigger"]) for run in runs} == {("succeeded", 1, "backfill")}
@@ -414,7 +414,7 @@ async def _worked_to_its_end(play: Play) -> None:
     async def ended() -> bool:
         return (await workflow.work(workflow_id))["state"] == "succeeded"
 
-    await until("all of it has run", ended, 30)
+    await until("all of it has run", ended)
     run = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     assert {node["name"]: node["state"] for node in run["nodes"]} == dict.fromkeys(DIAMOND, "succeeded")
     for node in run["nodes"]:
@@ -462,7 +462,7 @@ async def _tried_again(play: Play) -> None:
     async def ended() -> bool:
         return (await workflow.work(workflow_id))["state"] == "succeeded"
 
-    await until("what failed has run again", ended, 30)
+    await until("what failed has run again", ended)
     shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     runs = {node["name"]: len(await play.runs(node["job_id"])) for node in shown["nodes"]}
     assert runs == {"a": 1, "b": 2, "c": 1, "d": 2}
@@ -484,7 +484,7 @@ async def cancel_a_workflow_run(play: Play) -> None:
     async def ended() -> bool:
         return (await workflow.work(workflow_id))["state"] == "cancelled"
 
-    await until("it has ended", ended, 30)
+    await until("it has ended", ended)
     shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     states = {node["name"]: node["state"] for node in shown["nodes"]}
     assert (states["b"], states["c"], states["d"]) == ("cancelled",) * 3
@@ -550,7 +550,7 @@ async def chain_the_audit(play: Play) -> None:
     async def chained() -> bool:
         return len((await play.get("/v1/audit", **wanted))["items"]) == 1
 
-    await until("the record is sealed", chained, 10)
+    await until("the record is sealed", chained)
     proof = await play.get("/v1/audit/verify")
     assert proof["ok"] and proof["checked"] == proof["records"]
 
@@ -577,7 +577,7 @@ async def release_what_nobody_comes_for(play: Play) -> None:
     async def decided() -> bool:
         return [run["state"] for run in await play.runs(both) + await play.runs(anyhow)] == ["skipped", "ready"]
 
-    await until("both are decided, once", decided, 20)
+    await until("both are decided, once", decided)
 
 
 @pytest.mark.parametrize("name", STORIES)

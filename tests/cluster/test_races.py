@@ -140,7 +140,7 @@ async def test_a_limit_holds_over_two_servers(site: Site, capsys: pytest.Capture
             page = await driver.get("/v1/runs", job=job_id, limit=500)
             return all(run["state"] == "succeeded" for run in page["items"])
 
-        await until("300 runs have succeeded", recorded, 20, every=0.2)
+        await until("300 runs have succeeded", recorded, every=0.2)
         evidence = await evidence_of(site, driver)
     most = most_at_once(evidence.lines)
     pids = {x["pid"] for x in evidence.lines}
