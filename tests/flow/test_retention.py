@@ -227,6 +227,25 @@ async def test_the_archived_audit_goes_from_its_beginning_on_and_the_rest_is_sti
     assert ("changed", 10) in await past.found()
 
 
+async def test_what_expires_while_the_audit_is_proved_is_not_missed(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = past.scene.node.objects
+    await past.shelve()
+    age = (await past.scene.now()).date() - DAYS[0]
+    read, gone = objects.read, []
+
+    async def expire_first(key: str) -> bytes | None:
+        if not gone and key.startswith(shelf.folder(past.tenant_id)):
+            gone.append(key)
+            assert await retention.expire_audit(past.scene.db, objects, age.days - 1) == 1
+        return await read(key)
+
+    monkeypatch.setattr(objects, "read", expire_first)
+    [piece, *_] = await past.proofs()
+    assert gone and piece["ok"] and piece["expired_seq"] == A_DAY, piece
+
+
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

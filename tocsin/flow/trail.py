@@ -220,9 +220,10 @@ async def verify(
     if ended:
         _hold_to_notes(walk, now)
     stored = await _stored(objects, parquet, walk, now)
-    if begin is not None:
-        stored[begin["last_seq"]] = begin["last_hash"]
-        days = days._replace(anchors=[anchor for anchor in days.anchors if anchor.seq >= begin["last_seq"]])
+    expired = 0 if now.beginning is None else now.beginning["last_seq"]
+    if now.beginning is not None:
+        stored[expired] = now.beginning["last_hash"]
+        days = days._replace(anchors=[anchor for anchor in days.anchors if anchor.seq >= expired])
     # Behind a file that was tampered with, what the catalogue has of its end was gone on with.
     ends = {file.last: file.hash for file in now.files}
     if mark.seq > 0 and mark.hash not in (stored.get(mark.seq), ends.get(mark.seq)):
@@ -232,12 +233,13 @@ async def verify(
         0 if head is None else head["seq"],
         walk.checked,
         unsealed,
-        sorted(walk.findings, key=_by_number)[:_MOST_FOUND],
+        # What expired meanwhile was not to be found any more.
+        sorted((one for one in walk.findings if one.seq is None or one.seq > expired), key=_by_number)[:_MOST_FOUND],
         len(days.anchors),
         shown.signed,
         shown.last,
         shown.lost,
-        0 if begin is None else begin["last_seq"],
+        expired,
         None if ended else Mark(walk.seq, walk.hash, walk.id, walk.day),
     )
 
@@ -374,9 +376,10 @@ async def _anchors(objects: ObjectStore, tenant_id: int, first: date, last: date
 
 
 class _Now(NamedTuple):
-    """One moment after the anchors were read: the sealer's notes, the chain's head, the hashes that the database has of
-    the records that were asked for, and the files that have those of the others."""
+    """One moment after the anchors were read: where the chain begins, the sealer's notes, the chain's head, the hashes
+    that the database has of the records that were asked for, and the files that have those of the others."""
 
+    beginning: Row | None
     notes: Row | None
     head: Row | None
     hashes: dict[int, bytes]
@@ -385,14 +388,14 @@ class _Now(NamedTuple):
 
 async def _look_again(connection: Connection, walk: _Walk, wanted: Iterable[int]) -> _Now:
     tenant_id, seqs = walk.tenant_id, sorted(set(wanted))
+    beginning = await connection.fetchrow(shelf.SQL["beginning"], tenant_id)
     notes = await connection.fetchrow(SQL["notebook"], tenant_id)
     head = await connection.fetchrow(SQL["head"], tenant_id)
     hashes = {row["seq"]: row["hash"] for row in await connection.fetch(SQL["hashes"], tenant_id, seqs)}
     elsewhere = [seq for seq in seqs if seq not in hashes and seq not in walk.hashes]
     files = await shelf.holding(connection, tenant_id, elsewhere[0], _FILES_AT_ONCE) if elsewhere else []
-    return _Now(
-        notes, head, hashes, [file for file in files if any(file.first <= seq <= file.last for seq in elsewhere)]
-    )
+    wanted_files = [file for file in files if any(file.first <= seq <= file.last for seq in elsewhere)]
+    return _Now(beginning, notes, head, hashes, wanted_files)
 
 
 async def _stored(objects: ObjectStore, parquet: Parquet, walk: _Walk, now: _Now) -> dict[int, bytes]:
