@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from scripted import Script, Tocsin
 
+from tests import PATIENCE
+
 JOB = {"id": "01900000-0000-7000-8000-000000000001", "name": "nightly", "schedule": {"timezone": "Europe/Berlin"}}
 COUNTED = {
     "dry_run": True,
@@ -117,7 +119,7 @@ def test_at_a_terminal_it_asks_and_then_draws_in_place(asked: Script) -> None:
     environ |= {"TERM": "xterm", "COLUMNS": "100", "LINES": "20"}
     command = [sys.executable, "-m", "tocsin", "job", "backfill", "nightly", *JANUARY]
     with subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=environ) as filling:
-        shown, deadline, answered = "", time.monotonic() + 15, False
+        shown, deadline, answered = "", time.monotonic() + PATIENCE, False
         while "31 succeeded" not in shown.rpartition("Make them?")[2]:
             assert time.monotonic() < deadline, shown
             shown += os.read(outer, 65536).decode()

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from scripted import Reply, Script, Tocsin, problem
 
+from tests import PATIENCE
+
 JOB = "01981f7e-0000-7000-8000-0000000000aa"
 RUN = "01981f7e-0000-7000-8000-0000000000bb"
 AT = "2026-12-01T09:00:00.000000Z"
@@ -76,7 +78,7 @@ def test_at_a_terminal_it_has_colours_and_ctrl_c_ends_it(script: Script) -> None
         while "run.waiting" not in shown:
             shown += os.read(outer, 65536).decode()
         watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=10)
+        _, errors = watching.communicate(timeout=PATIENCE)
     os.close(inner)
     os.close(outer)
     assert watching.returncode == 130

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from scripted import Reply, Script, Tocsin, problem
 
+from tests import PATIENCE
 from tocsin.cli.live import Changes
 from tocsin.cli.run import COLUMNS
 
@@ -48,7 +49,7 @@ def test_in_a_pipe_there_is_one_line_per_change(script: Script, as_json: bool) -
         assert watching.stdout is not None
         lines = [watching.stdout.readline() for _ in range(2 if as_json else 3)]
         watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=10)
+        _, errors = watching.communicate(timeout=PATIENCE)
     assert watching.returncode == 130
     assert "Traceback" not in errors
     if as_json:
@@ -69,7 +70,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(script: Script) -> None
         assert watching.stdout is not None
         lines = [watching.stdout.readline() for _ in range(3)]
         watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=10)
+        _, errors = watching.communicate(timeout=PATIENCE)
     assert lines[2].split() == ["r1", "nightly", "succeeded", "1"]
     assert errors.count("trying again") == 1
     assert watching.returncode == 130
@@ -83,7 +84,7 @@ def test_at_a_terminal_it_is_drawn_in_place(script: Script, no_color: bool) -> N
     environ |= {"TERM": "xterm", "COLUMNS": "100", "LINES": "20"} | ({"NO_COLOR": "1"} if no_color else {})
     command = [sys.executable, "-m", "tocsin", "run", "list", "-w"]
     with subprocess.Popen(command, stdout=inner, stderr=inner, env=environ) as watching:
-        shown, deadline = "", time.monotonic() + 15
+        shown, deadline = "", time.monotonic() + PATIENCE
         while "succeeded" not in shown:
             assert time.monotonic() < deadline, shown
             shown += os.read(outer, 65536).decode()
@@ -201,7 +202,7 @@ def test_bash_completes_commands_and_options() -> None:
             env=os.environ | asked,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE,
         )
         return done.stdout.split()
 

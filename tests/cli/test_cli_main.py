@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scripted import Reply, Script, Tocsin, problem
 
 import tocsin as package
+from tests import PATIENCE
 from tocsin.cli.output import Column, fit
 
 HEAVY = {"httpx", "asyncpg", "aiohttp", "starlette", "rich", "msgspec", "uvicorn", "tocsin.settings", "tocsin.worker"}
@@ -119,7 +120,7 @@ def test_an_interrupt_is_130(script: Script) -> None:
         assert following.stdout is not None
         assert following.stdout.readline() == "started\n"
         following.send_signal(signal.SIGINT)
-        _, errors = following.communicate(timeout=10)
+        _, errors = following.communicate(timeout=PATIENCE)
     assert following.returncode == 130
     assert "Traceback" not in errors
 

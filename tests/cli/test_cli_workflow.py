@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from scripted import Reply, Script, Tocsin, problem
 
+from tests import PATIENCE
+
 WORKFLOW_ID = "01900000-0000-7000-8000-000000000001"
 RUN_ID = "01900000-0000-7000-8000-000000000002"
 PATH, RUN_PATH = f"/v1/workflows/{WORKFLOW_ID}", f"/v1/workflow-runs/{RUN_ID}"
@@ -310,7 +312,7 @@ def test_at_a_terminal_it_is_drawn_in_place(server: Script) -> None:
     environ |= {"TERM": "xterm", "COLUMNS": "100", "LINES": "20", "PYTHONUTF8": "1"}
     command = [sys.executable, "-m", "tocsin", "workflow", "run", "nightly", "-f"]
     with subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=environ) as following:
-        shown, deadline = b"", time.monotonic() + 15
+        shown, deadline = b"", time.monotonic() + PATIENCE
         while b"critical path" not in shown:
             assert time.monotonic() < deadline, shown
             shown += os.read(outer, 65536)
@@ -331,7 +333,7 @@ def test_who_looks_away_leaves_the_run_alone(server: Script) -> None:
         assert following.stdout is not None
         assert "extract" in following.stdout.readline()
         following.send_signal(signal.SIGINT)
-        _, errors = following.communicate(timeout=10)
+        _, errors = following.communicate(timeout=PATIENCE)
     assert following.returncode == 130
     assert f"it goes on; tocsin workflow show -f {RUN_ID}, or cancel {RUN_ID}" in errors
     assert not [asked for asked in server.asked if asked.path.endswith("/cancel")]

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import PATIENCE
+
 COMMAND = [sys.executable, "-m", "tocsin", "demo", "--seconds"]
 
 
@@ -58,5 +60,5 @@ def test_an_interrupt_leaves_nothing_either(folder: Path) -> None:
         while not running.stdout.readline().startswith("Created"):
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
-        assert "Stopping …" in running.communicate(timeout=60)[0]
+        assert "Stopping …" in running.communicate(timeout=PATIENCE)[0]
     assert running.returncode == 130

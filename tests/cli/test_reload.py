@@ -12,6 +12,8 @@ from queue import Queue
 
 import pytest
 
+from tests import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 # Stands for a worker: says what its module says, then waits to be asked to go.
 WORKER = """
@@ -59,7 +61,7 @@ class Reloading:
         self.folder.joinpath("module.py").write_text(f"WORD = {word}\n")
 
     def until(self, text: str) -> None:
-        while text not in self._lines.get(timeout=60):
+        while text not in self._lines.get(timeout=PATIENCE):
             pass
 
 

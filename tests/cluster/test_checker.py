@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
+
 from . import jobs as job_module
 from . import ledger
 from .checker import RULES, check, most_at_once, owed_instants, summary
@@ -406,7 +408,7 @@ def test_the_job_program_notes_start_and_end(tmp_path: Path, fail_attempts: int,
         **{"TOCSIN_ARGS": json.dumps({"fail_attempts": fail_attempts, "key": "k"}), "PATH": os.environ["PATH"]},
     }
     program = [sys.executable, job_module.__file__, "--ledger", str(tmp_path / "ledger"), "--seconds", "0.01"]
-    done = subprocess.run(program, env=env, capture_output=True, timeout=20, check=False)
+    done = subprocess.run(program, env=env, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == code, done.stderr
     lines = ledger.read(tmp_path / "ledger")
     assert [x["phase"] for x in lines] == ["start", "end"]

@@ -19,6 +19,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Cluster
 from tocsin.store import embedded
 from tocsin.store.embedded import Embedded
@@ -94,7 +95,7 @@ def tocsin(*command: str, **env: str) -> Any:
     """What a command of ours prints as JSON."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_") and k != "DATABASE_URL"}
     words = [sys.executable, "-m", "tocsin", *command, "--json"]
-    done = subprocess.run(words, cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(words, cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

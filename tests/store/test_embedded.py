@@ -23,6 +23,7 @@ import asyncpg
 import psutil
 import pytest
 
+from tests import PATIENCE
 from tocsin.errors import SetupError
 from tocsin.store import embedded as module
 from tocsin.store.embedded import Embedded, find_installation
@@ -102,7 +103,7 @@ def ended(process: psutil.Process) -> bool:
 
 
 def wait_for_end(process: psutil.Process) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not ended(process):
         assert time.monotonic() < deadline, f"{process} is still there"
         time.sleep(0.02)
