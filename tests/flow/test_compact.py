@@ -114,6 +114,18 @@ async def test_small_segments_become_one(scene: Scene, worker: WorkerHand, tenan
     assert await clean(scene) == 0
 
 
+async def test_a_segment_that_is_lost_keeps_back_those_that_would_be_one_with_it_alone(
+    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await logged(scene, worker)
+    raw = await scene.value("select max(raw_bytes) from log_segments")
+    monkeypatch.setattr(compact, "_FULL", 2 * raw - raw // 2)  # two of them
+    lost = await scene.value("select object from log_segments order by id limit 1")
+    await scene.node.objects.delete(lost)
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 8
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 0
+
+
 async def test_what_is_fresh_or_little_is_left_alone(scene: Scene, worker: WorkerHand, tenant: int) -> None:
     run = await held(scene, worker)
     await worker.ship(chunk(run, 0, "a"))

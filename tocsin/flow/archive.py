@@ -33,9 +33,9 @@ from tocsin.telemetry import ARCHIVE_LAG, get_logger
 SQL = Sql(__file__)
 log = get_logger("archive")
 MOST_BYTES = 96 << 20  # in one file, as text
-# What is read at once: some hundredths of a second of the database's time. After it we rest, twice as long as it took:
+# What is read at once: a hundredth of a second or two of the database. After it we rest, twice as long as it took:
 # nobody waits for what is old, and where others are busy there is less of this, not more.
-SLICE_ROWS, SLICE_BYTES = 2_000, 1 << 20  # bytes as the database has them
+SLICE_ROWS, SLICE_BYTES = 1_000, 1 << 20  # bytes as the database has them
 _REST = 2.0
 # Where a test may end the archivist, in this order: of a whole day, and of what goes by itself.
 POINTS = ("written", "stored", "proved", "listed", "cold", "detached", "dropped")

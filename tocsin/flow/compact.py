@@ -76,8 +76,12 @@ async def compact(db: Database, objects: ObjectStore, tenant_id: int) -> int:
     rows = await db.fetch("engine", SQL["loose"], tenant_id, SETTLED, _MOST_SEGMENTS)
     replaced = 0
     for group in _groups(rows):
-        if await _Group(db, objects, tenant_id, group).compact():
-            replaced += len(group)
+        try:
+            if await _Group(db, objects, tenant_id, group).compact():
+                replaced += len(group)
+        except Unavailable as problem:
+            # What is lost of one is no reason to let all that comes after it lie loose for ever.
+            log.warning("segments of logs cannot be compacted", tenant_id=tenant_id, error=problem.detail)
     return replaced
 
 
