@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -19,6 +20,7 @@ from tests.node.issuer import SECRET, TestIssuer
 from tests.node.test_oidc import JOB, RULES, issuer
 from tocsin.flow import seal as sealing
 from tocsin.node.assemble import Node
+from tocsin.node.server import authenticator
 from tocsin.node.server.app import build
 from tocsin.node.server.edge import Edge
 from tocsin.node.server.login import SESSION, Logins
@@ -124,6 +126,78 @@ async def test_logging_out(issuer: TestIssuer, browser: Browser) -> None:
     assert (await browser.ask("POST", "/logout", headers=OURS)).status_code == 303
     assert browser.cookies == {}
     assert (await browser.ask("GET", "/v1/jobs")).status_code == 401
+
+
+EVERYWHERE = "/logout/everywhere"
+
+
+@pytest.fixture
+async def second(node: Node) -> AsyncIterator[Node]:
+    """Another server on the same database."""
+    other = Node(node.settings)
+    await other.start(loops=False)
+    yield other
+    await other.stop()
+
+
+async def test_logging_out_everywhere(
+    issuer: TestIssuer, browser: Browser, node: Node, second: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticator, "_KEY_TTL", 3600.0)
+    laptop, phone, stolen = browser, Browser(second), Browser(node)
+    for each in (laptop, phone):
+        await each.log_in(issuer)
+    stolen.cookies = dict(laptop.cookies)
+    bob = Browser(second)
+    issuer.id_token |= {"sub": "bob"}
+    await bob.log_in(issuer)
+    for each in (laptop, phone, stolen, bob):
+        assert (await each.ask("GET", "/v1/jobs")).status_code == 200
+    [alice] = {who.key_id for _, who in node.authenticator._known.values() if who.subject}
+    await second.whisper.run_once()  # it listens
+    told = asyncio.Event()
+    forget = second.whisper._forget
+    monkeypatch.setattr(second.whisper, "_forget", lambda keys: (forget(keys), told.set()))
+
+    assert (await laptop.ask("GET", EVERYWHERE)).status_code == 405, "no link does it"
+    evil = {"origin": "https://evil.example"}
+    assert (await laptop.ask("POST", EVERYWHERE, headers=evil)).json()["code"] == "cross_site"
+    assert (await laptop.ask("POST", EVERYWHERE, headers=OURS)).status_code == 303
+    assert laptop.cookies == {}
+    assert (await stolen.ask("GET", "/v1/jobs")).status_code == 401
+    assert (await stolen.ask("POST", EVERYWHERE, headers=OURS)).status_code == 401
+    await node.whisper.run_once()
+    await asyncio.wait_for(told.wait(), 30)
+    assert (await phone.ask("GET", "/v1/jobs")).status_code == 401
+    assert (await bob.ask("GET", "/v1/jobs")).status_code == 200, "who is somebody else stays"
+
+    issuer.id_token |= {"sub": "alice"}
+    await laptop.log_in(issuer)
+    assert (await laptop.ask("GET", "/v1/jobs")).status_code == 200
+    assert (await phone.ask("GET", "/v1/jobs")).status_code == 401, "what was before stays over"
+    assert await node.authenticator.living({alice}) == {alice}
+    api = Api(node, cluster.keys["key"])
+    await sealing.seal(node.db)
+    ends = [r for r in (await api.get("/v1/audit"))["items"] if r["action"] == "session.end_all"]
+    assert [(r["actor"], r["target"]) for r in ends] == [(f"oidc:{issuer.url}#alice", f"person:{alice}")]
+    refused = await api.post(EVERYWHERE, expect=403)
+    assert refused["code"] == "no_session", "a key has none"
+
+
+async def test_who_logged_out_everywhere_is_shown_out_though_the_news_of_it_was_lost(
+    issuer: TestIssuer, browser: Browser, node: Node, second: Node
+) -> None:
+    phone = Browser(second)
+    await phone.log_in(issuer)
+    assert (await phone.ask("GET", "/v1/jobs")).status_code == 200
+    [alice] = second.authenticator._stays
+    assert await second.authenticator.living({alice}) == {alice}
+    await browser.log_in(issuer)
+    await browser.ask("POST", EVERYWHERE, headers=OURS)
+    assert await second.authenticator.living({alice}) == set()
+    await phone.log_in(issuer)
+    assert (await phone.ask("GET", "/v1/jobs")).status_code == 200
+    assert await second.authenticator.living({alice}) == {alice}, "one who is back stays"
 
 
 async def test_who_has_no_role_gets_no_session(issuer: TestIssuer, browser: Browser) -> None:

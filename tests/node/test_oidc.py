@@ -363,7 +363,7 @@ async def test_an_issuer_that_does_not_answer_holds_nobody_for_long(
 
 async def test_who_stays_is_alive_until_the_token_ends(issuer: TestIssuer, ask: Ask, node: Node) -> None:
     await ask(good(issuer))
-    [key_id] = node.authenticator._until
+    [(key_id, stay)] = node.authenticator._stays.items()
     assert await node.authenticator.living({key_id, "00000000-0000-0000-0000-000000000001"}) == {key_id}
-    node.authenticator._until[key_id] = time.time() - 1
+    node.authenticator._stays[key_id] = stay._replace(until=time.time() - 1)
     assert await node.authenticator.living({key_id}) == set()

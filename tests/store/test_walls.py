@@ -29,6 +29,7 @@ COMMON = {
     "pools": "select",
     "cluster": "",
     "log_garbage": "",
+    "logouts": "",
     "servers": "",
     "tenants": "",
     "workers": "",

@@ -329,6 +329,19 @@ async def note_login(db: Database, who: Identity, issuer: str) -> None:
         await audit.record(connection, audit.entry(who, "session.begin", f"issuer:{issuer}", role=who.role))
 
 
+async def log_out(db: Database, who: Identity) -> None:
+    """End every session that a person has begun, in whatever browser it is."""
+    async with db.transaction("keys") as connection:
+        await connection.execute(SQL["log_out"], who.key_id)
+        await audit.record(connection, audit.entry(who, "session.end_all", f"person:{who.key_id}"))
+
+
+async def logged_out(db: Database, began: Mapping[str, float]) -> set[str]:
+    """Those of these people who have logged out everywhere since they began a session, in seconds since 1970."""
+    rows = await db.fetch("engine", SQL["logged_out"], list(began), list(began.values())) if began else []
+    return {row["key_id"] for row in rows}
+
+
 async def derived(db: Database, master: MasterKeys, purpose: str) -> list[bytes]:
     """Keys for a purpose, the newest first, from the master keys; without one, from the cluster's own secret."""
     if own := master.derive_all(purpose):

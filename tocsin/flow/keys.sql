@@ -59,6 +59,16 @@ update api_keys set expires_at = least(expires_at, now() + $3::interval) where t
 -- :name revoke
 update api_keys set revoked_at = coalesce(revoked_at, now()) where tenant_id = $1 and id = $2
 
+-- :name log_out
+insert into logouts (key_id, not_before) values ($1, now())
+    on conflict (key_id) do update set not_before = excluded.not_before
+
+-- :name logged_out
+select w.key_id::text as key_id
+  from unnest($1::uuid[], $2::float8[]) as w(key_id, began)
+ cross join lateral (
+        select from logouts l where l.key_id = w.key_id and l.not_before >= to_timestamp(w.began) limit 1) l
+
 -- :name token_key
 select token_key from cluster
 

@@ -37,6 +37,7 @@ def build(node: Node) -> Respond:
     places.add("GET", "/login", node.logins.begin)
     places.add("GET", "/login/callback", node.logins.finish)
     places.add("POST", "/logout", node.logins.end)
+    places.add("POST", "/logout/everywhere", node.logins.end_all)
 
     edge = node.edge
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tocsin.errors import Forbidden, NotFound, Unauthorized
 from tocsin.flow import keys, tenants
@@ -25,6 +25,14 @@ _MOST_KNOWN = 10_000
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 
 
+class _Stay(NamedTuple):
+    """Until when somebody who came without a key may stay, by the database's clock, and when the earliest of his
+    sessions began that was seen here."""
+
+    until: float
+    began: float
+
+
 class Authenticator:
     """Keys, tokens and sessions to identities, remembered for a moment."""
 
@@ -33,7 +41,7 @@ class Authenticator:
         self._known: dict[bytes, tuple[float, Identity]] = {}
         self._forgets = 0  # how often something was to be forgotten: what was read before that is not to be remembered
         self._used: dict[str, bytes | None] = {}
-        self._until: dict[str, float] = {}  # when those who came without a key must be gone, by the database's clock
+        self._stays: dict[str, _Stay] = {}  # of those who came without a key
 
     async def identify(self, request: Request) -> Identity:
         """Who calls; raises if nobody we know."""
@@ -94,17 +102,25 @@ class Authenticator:
         return None if bearer is None else await self._person(bearer)
 
     async def _person(self, bearer: Bearer) -> Identity:
-        mark, now = f"{bearer.name}\n{bearer.fitting}".encode(), time.monotonic()
-        if len(self._until) > _MOST_KNOWN:
-            self._until.clear()
-        self._until[bearer.id] = max(bearer.until, self._until.get(bearer.id, 0.0))
+        mark, now = f"{bearer.name}\n{bearer.fitting}\n{bearer.began}".encode(), time.monotonic()
         found = self._known.get(mark)
         if found is not None and now - found[0] < _KEY_TTL:
+            self._stay(bearer)
             return found[1]
         forgets = self._forgets
         who = await person(self._node.db, bearer)
+        if bearer.began is not None and await keys.logged_out(self._node.db, {bearer.id: bearer.began}):
+            raise _unauthorized("you have logged out everywhere since this session began; log in again")
+        self._stay(bearer)
         self._remember(mark, now, who, forgets)
         return who
+
+    def _stay(self, bearer: Bearer) -> None:
+        if len(self._stays) > _MOST_KNOWN:
+            self._stays.clear()
+        known = self._stays.get(bearer.id, _Stay(bearer.until, float("inf")))
+        began = float("inf") if bearer.began is None else bearer.began
+        self._stays[bearer.id] = _Stay(max(bearer.until, known.until), min(began, known.began))
 
     def _remember(self, mark: bytes, now: float, who: Identity, forgets: int) -> None:
         if len(self._known) > _MOST_KNOWN:
@@ -116,12 +132,20 @@ class Authenticator:
         """Look again at the next call with one of these."""
         self._forgets += 1
         self._known = {mark: known for mark, known in self._known.items() if known[1].key_id not in key_ids}
+        for key_id in key_ids:
+            self._stays.pop(key_id, None)
 
     async def living(self, key_ids: set[str]) -> set[str]:
         """Those of these keys, or of what stands for one, that still open the door."""
         now = self._node.db.clock.now().timestamp()
-        people = {key_id for key_id in key_ids if self._until.get(key_id, 0.0) > now}
-        return people | (await keys.living(self._node.db, key_ids - people) if key_ids - people else set())
+        stays = {key_id: self._stays[key_id] for key_id in key_ids if key_id in self._stays}
+        people = {key_id for key_id, stay in stays.items() if stay.until > now}
+        began = {key_id: stays[key_id].began for key_id in people if stays[key_id].began < now}
+        over = await keys.logged_out(self._node.db, began)
+        for key_id in over:  # who is back by then comes with another session
+            self._stays.pop(key_id, None)
+        others = key_ids - people
+        return people - over | (await keys.living(self._node.db, others) if others else set())
 
     async def note_used(self) -> None:
         """Write down which keys were used since it was last asked."""

@@ -153,12 +153,14 @@ class Trusted:
 
 
 class Bearer(NamedTuple):
-    """Who came with a token, by what it says and by rules of its issuer that it fits."""
+    """Who came with a token, by what it says and by rules of its issuer that it fits; or with a session that `began`
+    by one."""
 
     issuer: Issuer
     subject: str
     fitting: list[str]
     until: float
+    began: float | None = None
 
     @property
     def id(self) -> str:

@@ -1,8 +1,9 @@
 """Browser login through an issuer: the authorization code flow with PKCE, and the session that comes of it.
 
 Both what is remembered during a login and the session are cookies that only this cluster can read or write (AES-GCM,
-under a key derived from the master key), bound to this host, out of reach of scripts. Nothing is stored here: a session
-ends with its lifetime, or in the browser that logs out. Rules are looked at anew with each call.
+under a key derived from the master key), bound to this host, out of reach of scripts. Nothing of them is stored here: a
+session ends with its lifetime, in the browser that logs out, or with all others of that person, of whom the instant is
+kept. That, and the rules, are looked at anew with each call.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class _Session(msgspec.Struct):
     fitting: list[str]
     until: float
     id: str  # of this login: no two sessions are the same, whoever they are of
+    began: float = 0.0
 
 
 class Logins:
@@ -79,7 +81,7 @@ class Logins:
     async def load(cls, node: Node) -> Logins:
         return cls(node, await keys.derived(node.db, node.master_keys, "sessions"))
 
-    # ── /login, /login/callback, /logout ─────────────────────────────────────────────────────────────────────────
+    # ── /login, /login/callback, /logout, /logout/everywhere ─────────────────────────────────────────────────────
 
     async def begin(self, request: Request) -> Reply:
         """Send the browser to the issuer."""
@@ -132,7 +134,8 @@ class Logins:
         caller = who._replace(address=self._node.edge.address(request), request_id=request_id(request))
         await keys.note_login(self._node.db, caller, begun.issuer)
         life = trusted.issuer.session_seconds
-        session = _Session(begun.issuer, bearer.subject, bearer.fitting, self._now() + life, _random())
+        now = self._now()
+        session = _Session(begun.issuer, bearer.subject, bearer.fitting, now + life, _random(), now)
         return Reply(
             status=303,
             headers={"location": begun.next},
@@ -142,6 +145,21 @@ class Logins:
     async def end(self, request: Request) -> Reply:
         """Forget the session, in this browser."""
         self._refuse_cross_site(request)
+        return self._ended()
+
+    async def end_all(self, request: Request) -> Reply:
+        """End all sessions of the person who calls, on every server."""
+        who = await self._node.authenticator.identify(request)
+        self._node.edge.count(who.key_id)
+        if not who.subject:
+            raise Forbidden("this is for people with a session; `tocsin key revoke` ends a key", code="no_session")
+        caller = who._replace(address=self._node.edge.address(request), request_id=request_id(request))
+        await keys.log_out(self._node.db, caller)
+        self._node.end_keys([who.key_id])
+        return self._ended()
+
+    @staticmethod
+    def _ended() -> Reply:
         return Reply(status=303, headers={"location": "/"}, cookies=[_gone(SESSION), _gone(_LOGIN)])
 
     async def _exchange(self, trusted: Trusted, begun: _Begun, code: str) -> Bearer:
@@ -177,7 +195,7 @@ class Logins:
             return None
         if request.method not in _SAFE:
             self._refuse_cross_site(request)
-        return Bearer(trusted.issuer, session.subject, session.fitting, session.until)
+        return Bearer(trusted.issuer, session.subject, session.fitting, session.until, session.began)
 
     def _refuse_cross_site(self, request: Request) -> None:
         """A browser sends its cookies along whoever makes it call: only our own pages may change something by them."""
