@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.flow.kit import Scene, end_of
 from tocsin.flow import claim, sweep
 from tocsin.flow.claim import THE_BEGINNING, Share
@@ -261,20 +262,18 @@ async def test_several_dispatchers_never_pass_a_limit_and_leave_nobody_behind(sc
         nonlocal ended
         mine = await scene.employ(f"01900000-0000-7000-8000-00000000000{number}")
         shares = [Share(p["lane_id"], p["tenant_id"], 5, THE_BEGINNING) for p in places]
-        for _ in range(400):
+        while ended < total:
             taken = await claim.take(scene.db, shares, [mine] * 5)
             if taken.rows:
                 done = await scene.end(mine, *(end_of(row) for row in taken.rows))
                 ended += len(done.accepted)
-            if ended >= total:
-                return
             await sweep.release_waiting(scene.db)
 
     async def watching() -> None:
         while ended < total:
             await watch()
 
-    await asyncio.wait_for(asyncio.gather(watching(), *(dispatcher(n) for n in (1, 2, 3))), 60)
+    await asyncio.wait_for(asyncio.gather(watching(), *(dispatcher(n) for n in (1, 2, 3))), PATIENCE)
     assert over == []
     assert ended == total
     assert await scene.value("select count(*) from runs") == 0

@@ -37,10 +37,10 @@ async def reached(desk: Desk, number: int) -> None:
     await until(f"{number} connections", counted)
 
 
-async def fill(desk: Desk, number: int, said: bytes = b"") -> list[Line]:
-    """So many more callers, who say this much."""
+async def fill(desk: Desk, number: int) -> list[Line]:
+    """So many more callers."""
     before = len(desk.http.connections)
-    lines = [(await desk.call()).say(said) for _ in range(number)]
+    lines = [await desk.call() for _ in range(number)]
     await reached(desk, before + number)
     return lines
 
@@ -67,7 +67,7 @@ async def test_one_address_does_not_take_all(desk: Desk) -> None:
 
 async def test_many_slow_heads_are_cut_and_others_go_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
-    slow = await fill(desk, 18, b"GET / HTTP/1.1\r\nx-slow: ")
+    slow = [(await desk.call()).say(b"GET / HTTP/1.1\r\nx-slow: ") for _ in range(18)]
     other = await desk.call()
     assert (await other.say(GET).hear())[0] == 200
     assert [(await line.hear())[0] for line in slow] == [408] * 18
