@@ -323,8 +323,8 @@ def _detach(made: Stand, options: argparse.Namespace, report: Report) -> None:
     for when, doing in (("written", "while a day is written and proved"), ("waiting", "while its partition waits")):
         for what in detach.KINDS:
             p99 = f"p99 {getattr(found, when).p99(what):.0f} ms, alone {found.alone.p99(what):.0f} ms"
-            bar = f"; bar {detach.BAR:g}" if when == "waiting" else ""
-            report.add(f"detach: {what} {doing}", f"{found.ratio(when, what):.2f}", f"of alone: {p99}{bar}")
+            told = f"of alone: {p99}; bar {detach.BAR:g}"
+            report.add(f"detach: {what} {doing}", f"{found.ratio(when, what):.2f}", told)
     report.add("detach: noise", f"{found.foreign_cores:.2f} cores", "used by others meanwhile")
 
 

@@ -23,7 +23,7 @@ from bench.stand import Api, Stand, await_until, say
 
 ROWS = 1_000_000  # of the day
 KINDS = ("reports", "ends")
-BAR = 2.0  # times as long as alone, at the 99th percentile, while it waits for the reader
+BAR = 2.0  # times as long as alone, at the 99th percentile
 _CALLS, _ENDS = 250, 2  # of each kind alone, and while it waits, which it does for 15 s; ends in a call
 _EVERY = 0.05  # seconds from one call of a kind to the next
 _REPORTED, _SLOTS = 500, 15_000  # runs that the reports are about; runs to end, which last for six minutes
