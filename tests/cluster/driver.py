@@ -30,6 +30,8 @@ from typing import Any
 
 import httpx
 
+from tests import PATIENCE
+
 from .ledger import ClientLedger
 
 JOB_PROGRAM = Path(__file__).with_name("jobs.py")
@@ -278,7 +280,7 @@ async def stop_schedules(driver: Driver, made: Made) -> None:
         await driver.cancel_job(job_id)
 
 
-async def wait_until_ended(driver: Driver, made: Made, seconds: float) -> None:
+async def wait_until_ended(driver: Driver, made: Made, seconds: float = PATIENCE) -> None:
     """Return when every run of the round has ended; TimeoutError names one that has not."""
     give_up_at = time.monotonic() + seconds
     while live := await _live_run(driver):

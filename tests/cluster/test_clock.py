@@ -70,7 +70,7 @@ async def loaded(site: Site, seconds: float) -> AsyncIterator[tuple[Driver, asyn
 async def gathered(site: Site, driver: Driver, made: Made) -> Evidence:
     """Everything ended, as seen from outside."""
     await stop_schedules(driver, made)
-    await wait_until_ended(driver, made, 30)
+    await wait_until_ended(driver, made)
     target = Target(site.servers[-1].url, site.keys["key"], driver.tag, apart=0.3, settle=0, slack=SLACK)
     return await collect(target, [site.client_ledger], [site.job_ledger])
 

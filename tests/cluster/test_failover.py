@@ -75,7 +75,7 @@ async def test_nothing_acknowledged_is_lost_and_the_old_primary_gets_nothing(
                 await site.server("c")  # knows nothing of what has been
                 made = await loading
                 await stop_schedules(driver, made)
-                await wait_until_ended(driver, made, 30)
+                await wait_until_ended(driver, made)
                 assert written(old) == before, "the old primary was written to"
                 said = await verdict(site, driver)
     with capsys.disabled():

@@ -186,7 +186,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
         made = await loading
         assert driver.repeats > 0
         await stop_schedules(driver, made)
-        await wait_until_ended(driver, made, 30)
+        await wait_until_ended(driver, made)
         said = await verdict(site, driver)
         kept = [w.registrations() for w in workers]
     assert [w.pid for w in workers if w.alive] == pids

@@ -71,7 +71,7 @@ async def test_ten_thousand_occurrences_run_exactly_once(site: Site, capsys: pyt
 
         await until(f"{total} occurrences have run", enough, 60, every=0.2)
         ran = time.monotonic() - began
-        await wait_until_ended(driver, Made(every=job_ids), 20)
+        await wait_until_ended(driver, Made(every=job_ids))
         evidence = await evidence_of(site, driver, apart=None)
 
     by_job, by_worker = defaultdict(list), Counter[str]()

@@ -135,7 +135,7 @@ async def test_a_point_in_time_is_gone_back_to_while_old_workers_live_on(
                 load.seconds = 2.0
                 made = Made.all([made, await run_load(driver, load)])
                 await stop_schedules(driver, made)
-                await wait_until_ended(driver, made, 30)
+                await wait_until_ended(driver, made)
                 evidence = await seen(site, driver, answered_by, began_again)
                 assert [w.registrations() for w in workers] == [2, 2], "leases of the lost past are refused"
                 assert all(worker.alive for worker in workers)

@@ -95,7 +95,7 @@ async def test_old_and_new_servers_and_workers_work_on_one_new_schema(
             load.seconds = 2.0
             made = Made.all(await asyncio.gather(loading, run_load(driver, load)))
             await stop_schedules(driver, made)
-            await wait_until_ended(driver, made, 30)
+            await wait_until_ended(driver, made)
             for url in (new.url, old.url):  # both must tell the same
                 target = Target(url, site.keys["key"], driver.tag, apart=0.3, settle=0, slack=2.0)
                 evidence = await collect(target, [site.client_ledger], [site.job_ledger])
