@@ -11,7 +11,7 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
               from (select d.child_id,
                            case d.wants when 's' then 'success' when 'f' then 'failure' else 'completion' end as wanted
                       from dependencies d
-                     where (d.tenant_id, d.parent_id) between (j.tenant_id, j.id) and (j.tenant_id, j.id)
+                     where (d.parent_id, d.tenant_id) between (j.id, j.tenant_id) and (j.id, j.tenant_id)
                      order by d.child_id
                      limit 100) d
              cross join lateral (

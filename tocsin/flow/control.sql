@@ -19,7 +19,7 @@ delete from holds where tenant_id = $1 and job_id = $2
 
 -- :name leave_parents
 -- An ended job waits for nobody. Those that wait for it do so in vain, and their explanations say so.
-delete from dependencies d where (d.tenant_id, d.child_id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+delete from dependencies d where (d.child_id, d.tenant_id) between ($2::uuid, $1::int) and ($2::uuid, $1::int)
 
 -- :name end_backfills
 -- What it owed of the past is owed no more.

@@ -58,7 +58,7 @@ select coalesce(j.name, j.id::text) as name, p.id::text as run_id, p.state, j.st
   from runs r
  cross join lateral (
         select d.parent_id from dependencies d
-         where (d.tenant_id, d.child_id) between (r.tenant_id, r.job_id) and (r.tenant_id, r.job_id) offset 0) d
+         where (d.child_id, d.tenant_id) between (r.job_id, r.tenant_id) and (r.job_id, r.tenant_id) offset 0) d
  cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = d.parent_id limit 1) j
   left join lateral (
         (select p.id, p.state from runs p where p.job_id = d.parent_id and p.join_key = r.join_key limit 1)

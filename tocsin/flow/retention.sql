@@ -111,7 +111,7 @@ with gone as (
        and not exists (select from history h where h.job_id = j.id)
        -- Whoever depends on it is to be told what became of it.
        and not exists (select from dependencies d
-                        where (d.tenant_id, d.parent_id) between (j.tenant_id, j.id) and (j.tenant_id, j.id))
+                        where (d.parent_id, d.tenant_id) between (j.id, j.tenant_id) and (j.id, j.tenant_id))
     returning j.tenant_id, j.id
 ), versions as (
     delete from job_versions v using gone g where v.tenant_id = g.tenant_id and v.job_id = g.id

@@ -116,13 +116,13 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.logical_at, r.
   left join lateral (
         with recursive up(id) as (
             select d.parent_id from dependencies d
-             where (d.tenant_id, d.child_id) between (r.tenant_id, r.job_id) and (r.tenant_id, r.job_id)
+             where (d.child_id, d.tenant_id) between (r.job_id, r.tenant_id) and (r.job_id, r.tenant_id)
             union
             select d.parent_id
               from up
              cross join lateral (
                     select d.parent_id from dependencies d
-                     where (d.tenant_id, d.child_id) between (r.tenant_id, up.id) and (r.tenant_id, up.id) offset 0) d
+                     where (d.child_id, d.tenant_id) between (up.id, r.tenant_id) and (up.id, r.tenant_id) offset 0) d
         )
         select true as coming
           from up

@@ -126,7 +126,7 @@ select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statemen
   from unnest($1::int[], $2::uuid[], $3::uuid[]) with ordinality as e(tenant_id, job_id, chain, n)
  cross join lateral (
         select * from dependencies d
-         where (d.tenant_id, d.parent_id) between (e.tenant_id, e.job_id) and (e.tenant_id, e.job_id) offset 0) d
+         where (d.parent_id, d.tenant_id) between (e.job_id, e.tenant_id) and (e.job_id, e.tenant_id) offset 0) d
  cross join lateral (
         select from jobs c
          where c.tenant_id = e.tenant_id and c.id = d.child_id and c.state in ('active', 'paused') limit 1) c
@@ -152,7 +152,7 @@ select k.n::int as n, d.wants, e.run_id::text as run_id, e.state, e.reason,
        as k(tenant_id, child_id, instant, first_id, join_key, n)
  cross join lateral (
         select * from dependencies d
-         where (d.tenant_id, d.child_id) between (k.tenant_id, k.child_id) and (k.tenant_id, k.child_id) offset 0) d
+         where (d.child_id, d.tenant_id) between (k.child_id, k.tenant_id) and (k.child_id, k.tenant_id) offset 0) d
   left join lateral (
         (select h.run_id, h.state, h.reason from history h
           where h.tenant_id = k.tenant_id and h.run_id = k.join_key and h.job_id = d.parent_id and h.final
