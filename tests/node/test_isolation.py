@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Api
-from tests.flow.kit import PROCESS, Scene, end_of
+from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of
+from tests.node.test_dispatcher import tenant
 from tocsin.node.server import routes, worker_routes
 
 ALL = [(method, path, permission) for method, path, permission, _ in (*routes.ROUTES, *worker_routes.ROUTES)]
@@ -56,8 +57,8 @@ async def test_an_admin_makes_no_worker_or_platform_keys_and_acts_for_nobody_els
     admin = await scene.api.with_key("admin", "other")
     for role in ("worker", "platform"):
         await admin.post("/v1/keys", {"role": role}, expect=403)
-    for tenant in ("default", "other", "unknown"):
-        await admin.get("/v1/jobs", headers={"tocsin-tenant": tenant}, expect=403)
+    for slug in ("default", "other", "unknown"):
+        await admin.get("/v1/jobs", headers={"tocsin-tenant": slug}, expect=403)
     await scene.api.get("/v1/jobs", headers={"tocsin-tenant": "unknown"}, expect=404)
 
 
@@ -91,6 +92,24 @@ async def test_no_list_shows_another_tenant(scene: Scene, theirs: dict[str, str]
         assert (await other.get(f"/v1/runs?{query}"))["items"] == [], query
     assert "secret" not in str(await other.get("/v1/keys"))
     assert len((await scene.api.get("/v1/runs"))["items"]) == 2
+
+
+async def test_workers_that_serve_others_alone_are_not_shown(scene: Scene) -> None:
+    acme, beta = await tenant(scene, "acme"), await tenant(scene, "beta")
+    for name, pool, scopes in (
+        ("for all", "default", {}),
+        ("for acme", "default", {"tenants": ["acme"]}),
+        ("of a pool of acme's", "gpu", {}),
+    ):
+        made = await scene.api.post("/v1/keys", {"role": "worker"} | ({"scopes": scopes} if scopes else {}))
+        await WorkerHand.register(scene.node, made["key"], name=name, pool=pool, functions=["merger.with_gamma"])
+    await scene.api.call("PATCH", "/v1/pools/gpu", json={"tenants": ["acme"]})
+    listed = {api: (await api.get("/v1/workers"))["items"] for api in (scene.api, acme, beta)}
+    everybody = {"for all", "for acme", "of a pool of acme's"}
+    assert {w["name"] for w in listed[scene.api]} == {w["name"] for w in listed[acme]} == everybody
+    assert {w["name"] for w in listed[beta]} == {"for all"}
+    for hidden in (w for w in listed[acme] if w["name"] != "for all"):
+        await beta.get(f"/v1/workers/{hidden['id']}", expect=404)
 
 
 @pytest.mark.parametrize(

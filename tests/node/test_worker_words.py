@@ -90,6 +90,8 @@ async def test_a_claim_that_failed_after_its_commit_comes_back_to_its_living_wor
         {"name": "w", "pool": "no such\npool"},
         {"name": "w", "labels": {"zone": "\x00"}},
         {"name": "w", "resources": {"cpu": -1}},
+        {"name": "w", "labels": {f"label-{n}": "" for n in range(101)}},
+        {"name": "w", "targets": ["process"] * 101},
     ],
 )
 async def test_an_odd_registration_is_refused(scene: Scene, worker_key: str, body: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from tocsin.telemetry import SLOTS_LEAKED, WORKERS_LIVE
 from tocsin.wire import Register
 
 SQL = Sql(__file__)
+_MOST_WORDS = 100
 
 
 class Worker(NamedTuple):
@@ -71,6 +72,8 @@ def _refuse_odd(body: Register) -> None:
     texts = (body.name, body.version, *body.targets, *body.functions, *body.labels, *body.labels.values())
     if any(not text.isprintable() or len(text) > 256 for text in texts) or len(body.functions) > 10_000:
         raise InvalidInput("names, labels and functions of a worker are printable texts of up to 256 characters")
+    if len(body.labels) > _MOST_WORDS or len(body.targets) > _MOST_WORDS:
+        raise InvalidInput(f"a worker has at most {_MOST_WORDS} labels, and kinds of targets")
     if not re.fullmatch(NAME, body.pool):
         raise InvalidInput.field("pool", "invalid", "is not a name")
     if body.pool == WORKFLOW_POOL:

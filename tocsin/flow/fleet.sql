@@ -40,6 +40,10 @@ select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as lab
  -- Who holds the workflow runs is nobody.
  where w.id <> '00000000-0000-7000-8000-000000000001' and ($1::uuid is null or w.id < $1) and ($2::uuid is null or w.id = $2)
    and ($2::uuid is not null or w.state <> 'gone' or w.gone_at > now() - interval '10 minutes')
+   -- Who works for others alone is not a tenant's to see: names, labels and functions tell of them.
+   and ($4::int is null
+        or (w.serves is null or $4 = any(w.serves))
+           and not exists (select from pools p where p.name = w.pool and $4 <> all (p.tenants)))
  order by w.id desc
  limit $3
 

@@ -22,6 +22,7 @@ from tocsin.model.limits import BadLimit, Rate, check_key, parse_rate
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.scalars import Duration, Instant
 from tocsin.model.targets import (
+    WORKFLOW_POOL,
     HttpTarget,
     Line,
     ProcessTarget,
@@ -248,6 +249,8 @@ def check(spec: JobSpec, of_workflow: bool = False) -> None:
     found = list(_wrong(spec))
     if isinstance(spec.target, WorkflowTarget) and not of_workflow:
         found.append(("target.kind", "a workflow is made and changed through /v1/workflows"))
+    if spec.pool == WORKFLOW_POOL and not isinstance(spec.target, WorkflowTarget):
+        found.append(("pool", "is the pool of workflow runs, which the servers take themselves"))
     if found:
         wrong = [{"path": p, "code": "invalid", "message": m} for p, m in found]
         raise InvalidInput("; ".join(f"{e['path']}: {e['message']}" for e in wrong), errors=wrong)

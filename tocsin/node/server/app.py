@@ -93,6 +93,8 @@ class Places:
             if found is None and place.parameter is not None:
                 name, found = place.parameter
                 request.params[name] = unquote(word) if "%" in word else word
+                if "\0" in request.params[name]:
+                    raise NotFound("there is no such path: the character U+0000 is found nowhere")
                 # What has not as many is no mistaken id but a mistaken path, or a name.
                 if word and name == "id" and len(word) != 36:
                     raise NotFound("there is no such path: an id has 36 characters")
