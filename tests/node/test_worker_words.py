@@ -10,6 +10,7 @@ import pytest
 from tests.flow.kit import Scene, WorkerHand
 from tocsin.failpoints import Failpoints
 from tocsin.model.workflow import CONDUCTOR
+from tocsin.node import gateway
 from tocsin.wire import PROTOCOL
 
 
@@ -67,6 +68,30 @@ async def test_a_worker_that_was_declared_gone_gets_no_run(live: Scene, worker_k
     [run_id] = await live.ask(await live.job())
     assert (await worker.claim(wait=0.5))["runs"] == []
     assert (await live.run(run_id))["state"] == "ready"
+
+
+async def test_a_worker_that_was_declared_gone_hears_so_however_often_it_asks_at_once(
+    scene: Scene, worker_key: str
+) -> None:
+    worker = await WorkerHand.register(scene.node, worker_key)
+    scene.node.gateway._sessions[worker.id].renewed_at = float("-inf")
+    await scene.sql.execute("update workers set state = 'gone', gone_at = now() where id = $1", worker.id)
+    told = await asyncio.gather(*(worker.report(expect=404) for _ in range(3)))
+    assert {each["code"] for each in told} == {"unknown_worker"}
+
+
+async def test_workers_that_went_without_a_word_are_forgotten(
+    scene: Scene, worker_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = scene.node.gateway
+    monkeypatch.setattr(gateway, "_FEW_SESSIONS", 2)
+    monkeypatch.setattr(known, "_many", 2)
+    gone, stays = await two_workers(scene, worker_key)
+    known._sessions[gone.id].renewed_at -= 1000 * scene.node.settings.lease_seconds
+    new = await WorkerHand.register(scene.node, worker_key)
+    assert known._sessions.keys() == {stays.id, new.id}
+    await gone.report()
+    assert gone.id in known._sessions, "one that was only slow is known again"
 
 
 async def test_a_claim_that_failed_after_its_commit_comes_back_to_its_living_worker(

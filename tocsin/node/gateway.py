@@ -58,6 +58,7 @@ _MOST_ENDINGS = 20
 _MOST_PLAIN = 200_000
 _MOST_GIVEN_BACK = 1_000
 _MOST_BACKLOG = 2**40
+_FEW_SESSIONS, _LONG_GONE = 1_000, 10  # sessions before any is forgotten, and for how many leases it was not heard of
 _UNTIL_NOW = 1e11  # milliseconds: longer than any attempt, and no attempt ends after now
 
 
@@ -120,6 +121,7 @@ class Gateway:
         RETRY_SHARE.set_function(lambda: self._budgets.share)
         LOG_BACKLOG.set_function(self._log_backlog)
         self._sessions: dict[str, Session] = {}
+        self._many = _FEW_SESSIONS
         self._leaving = False
         # Runs claimed here whose success ends nothing but themselves, with their fence. Forgetting one costs a look-up.
         self._plain: dict[str, int] = {}
@@ -133,7 +135,7 @@ class Gateway:
     async def register(self, who: Identity, body: Register) -> Registered:
         """A new worker id and the terms of its lease."""
         worker = await fleet.register(self._db, who, body, self._settings.lease_seconds)
-        self._sessions[worker.id] = Session(worker, who.key_id, time.monotonic(), 0)
+        self._keep(Session(worker, who.key_id, time.monotonic(), 0))
         return Registered(
             worker_id=worker.id,
             lease_seconds=self._settings.lease_seconds,
@@ -306,9 +308,19 @@ class Gateway:
             worker = await fleet.find(self._db, who, worker_id)
             if worker is None:
                 raise _unknown_worker()
-            session = self._sessions[worker_id] = Session(worker, who.key_id, state=worker.state)
+            session = self._keep(Session(worker, who.key_id, state=worker.state))
         if session.key_id != who.key_id:
             raise _unknown_worker()
+        return session
+
+    def _keep(self, session: Session) -> Session:
+        """Know a worker from now on. Those that went without a word are forgotten whenever there are twice as many;
+        should one of them come back, the database knows it."""
+        if len(self._sessions) >= self._many:
+            long_ago = time.monotonic() - _LONG_GONE * self._settings.lease_seconds
+            self._sessions = {id_: each for id_, each in self._sessions.items() if each.renewed_at > long_ago}
+            self._many = max(_FEW_SESSIONS, 2 * len(self._sessions))
+        self._sessions[session.worker.id] = session
         return session
 
     async def _check_lease(self, who: Identity, session: Session) -> None:
@@ -332,7 +344,7 @@ class Gateway:
         started = time.monotonic()
         state = await self._renewals.add(session.worker.id)
         if state is None:
-            del self._sessions[session.worker.id]
+            self._sessions.pop(session.worker.id, None)
             raise _unknown_worker()
         session.renewed_at, session.state = started, state
         if session.poll is not None:
