@@ -26,6 +26,7 @@ import pytest
 
 from tests import PATIENCE
 from tests.certificates import Authority
+from tests.ports import free_port
 from tocsin.cli.up import (
     backoff,
     local_url,
@@ -105,10 +106,7 @@ def processes_of(base: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return free_port()
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +29,7 @@ import httpx
 import psutil
 
 from tests import PATIENCE
+from tests.ports import free_port
 from tocsin.worker.proctree import die_with_parent
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +155,7 @@ class Server(Process):
     """A server node that keeps its port."""
 
     def __init__(self, site: Site, name: str, database_url: str | None) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         settings = site.settings | ({"DATABASE_URL": database_url} if database_url else {})
         super().__init__(site, name, ["server"], settings | {"TOCSIN_PORT": str(self.port)})
         self.url = f"http://127.0.0.1:{self.port}"
@@ -269,18 +268,3 @@ class Site:
         """The HTTP API as one of the site's keys."""
         headers = {"authorization": f"Bearer {self.keys[key]}"}
         return httpx.AsyncClient(base_url=server.url, headers=headers, timeout=10)
-
-
-_given_ports: set[int] = set()
-
-
-def _free_port() -> int:
-    """A port that nobody has, outside the range from which the kernel gives ports to connecting sockets: while a
-    server is down, its port must not be taken by somebody who looks for it."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in _given_ports:
-                _given_ports.add(port)
-                return port

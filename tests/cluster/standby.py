@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import psutil
 
 from tests.conftest import Cluster
+from tests.ports import free_port
 from tocsin.store.embedded import Installation, die_with_parent
 from tocsin.store.home import Account, database_account, private_folder
 
@@ -46,7 +46,7 @@ class Postgres:
 
     def __init__(self, servers: Servers, name: str, data: Path) -> None:
         self.name, self.data = name, data
-        self.port = _free_port()
+        self.port = free_port()
         self.log = servers.home / f"{name}.log"
         self._servers = servers
         self._process: subprocess.Popen[bytes] | None = None
@@ -204,9 +204,3 @@ class Servers:
         server = Postgres(self, name, data)
         self._made.append(server)
         return server
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

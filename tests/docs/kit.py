@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SHELL = re.compile(r"(<!-- not run: [^>]+ -->\n)?^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -75,7 +76,7 @@ def started(files: Mapping[str, str], module: str, ready: str) -> Iterator[Runni
     for name, text in files.items():
         folder.joinpath(name).write_text(text, encoding="utf-8")
     folder.joinpath(".venv").symlink_to(sys.prefix)
-    port = _free_port()
+    port = free_port()
     outer = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_") and k != "DATABASE_URL"}
     path = f"{Path(sys.executable).parent}:{outer['PATH']}"
     environ = outer | {"TOCSIN_HOME": str(base / "home"), "PATH": path, "PYTHONPATH": str(ROOT)}
@@ -101,10 +102,3 @@ def _until(done: Callable[[], bool]) -> None:
     give_up_at = time.monotonic() + 60
     while not done():
         assert time.monotonic() < give_up_at
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
