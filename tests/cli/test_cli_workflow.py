@@ -198,6 +198,10 @@ def test_a_run_is_drawn_with_its_states_and_what_failed(server: Script, tocsin: 
             f"tocsin workflow retry {RUN_ID} runs again what did not succeed",
         ]
     assert json.loads(tocsin("workflow", "show", RUN_ID, "--json").stdout) == BAD
+    several = [node | {"state": "dead"} for node in BAD["nodes"]]
+    server.on("GET", RUN_PATH, BAD | {"nodes": several})
+    shown = tocsin("workflow", "show", RUN_ID)
+    assert "tocsin run retry RUN runs again one of these" in shown.stdout.splitlines()[-1]
 
 
 def test_elements_tries_and_blocks_are_told(server: Script, tocsin: Tocsin) -> None:

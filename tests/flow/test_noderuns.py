@@ -9,6 +9,7 @@ import pytest
 
 from tests.flow.kit import Scene
 from tests.flow.stage import DIAMOND, Says, Stage, nodes
+from tests.node.test_scopes import key_for
 from tocsin.errors import Contention
 from tocsin.flow import dead
 
@@ -124,6 +125,28 @@ async def test_what_cannot_be_run_again_is_refused_and_says_what_to_do(stage: St
     assert (refused["code"], await run_of(stage, run_id, "b") in refused["detail"]) == ("run_again_since", True)
     await stage.api.call("PUT", "/v1/workflows/by-name/flow", json={"name": "flow", "jobs": nodes({"a": []})})
     assert (await retry(stage, run_id, "b", 409))["code"] == "job_completed"
+
+
+async def test_what_is_archived_in_part_is_not_run_again(stage: Stage) -> None:
+    """How its other jobs ended is not known here any more: they would be run a second time."""
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.play(run_id, failing("b"))
+    was = await run_of(stage, run_id, "b")
+    await stage.scene.sql.execute("delete from history where run_id = $1", run_id)
+    assert (await stage.api.post(f"/v1/runs/{was}/retry", expect=409))["code"] == "archived"
+
+
+async def test_a_key_that_is_kept_to_the_job_alone_does_not_run_the_workflow(stage: Stage) -> None:
+    await stage.make(nodes(DIAMOND))
+    run_id = await stage.ask()
+    await stage.play(run_id, failing("b"))
+    was = await run_of(stage, run_id, "b")
+    only_b = await key_for(stage.scene, jobs=["flow.b"])
+    assert (await only_b.post(f"/v1/runs/{was}/retry", expect=403))["code"] == "out_of_scope"
+    all_of_it = await key_for(stage.scene, jobs=["flow", "flow.b"])
+    await all_of_it.post(f"/v1/runs/{was}/retry", expect=202)
+    assert (await stage.play(run_id))["state"] == "succeeded"
 
 
 async def test_it_waits_like_any_run_of_its_workflow_and_once(stage: Stage) -> None:

@@ -216,11 +216,17 @@ def _end(run: Document) -> Iterator[Line]:
         yield path
     if run["state"] in ("dead", "cancelled"):
         yield [(f"tocsin workflow retry {run['id']} runs again what did not succeed", "dim")]
+        if len(_failed(run)) > 1:
+            yield [("tocsin run retry RUN runs again one of these, and what was skipped because of it", "dim")]
+
+
+def _failed(run: Document) -> list[Document]:
+    return [node for node in run["nodes"] if node["state"] in ("dead", "expired")]
 
 
 def _failures(run: Document) -> Iterator[Line]:
     """Each job that failed, why, and where to look."""
-    failed = [node for node in run["nodes"] if node["state"] in ("dead", "expired")]
+    failed = _failed(run)
     for node in failed[:_MOST_FAILURES]:
         yield [
             (f"{node['name']}: {why(node) or node['state']}", colour(node["state"])),

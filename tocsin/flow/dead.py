@@ -145,15 +145,16 @@ async def retry(
         origin = archived[-1] if archived else await connection.fetchrow(SQL["origin"], who.tenant_id, run_id)
         if origin is None:
             raise NotFound("there is no ended run with this id")
-        job = (await _hold_jobs(connection, who, [origin["job_id"]]))[origin["job_id"]]
+        held = await _hold_jobs(connection, who, [origin["job_id"]])
+        job = held[origin["job_id"]]
         if job["node"] is None and not job["has_nodes"]:
             at = _stands_for(origin)
             parents = None if at is None else await parents_at(connection, Key(who.tenant_id, job["id"]), at)
             made = await _again(connection, who, run_id, job, origin, Family(at, parents=parents), now)
         elif archived:
-            raise Conflict(
-                "what became of this workflow run's jobs is archived: run the workflow anew", code="archived"
-            )
+            raise _archived()
+        elif job["node"] is not None and job["workflow_id"] not in held:
+            raise Forbidden("this key is kept to other jobs than the workflow", code="out_of_scope")
         else:
             made = await _in_workflow(connection, who, run_id, job, origin, now)
         await audit.record(connection, audit.entry(who, "run.retry", f"run:{run_id}"))
@@ -197,11 +198,11 @@ async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancel
 async def _hold_jobs(connection: Connection, who: Identity, ids: Sequence[str]) -> dict[str, Row]:
     """Keep these jobs as they are; what of them matters to their new runs."""
     rows = await connection.fetch(SQL["hold_jobs"], who.tenant_id, sorted(set(ids)))
-    open_ = {row["id"]: row for row in rows if row["state"] != "cancelled"}
-    gone = [id_ for id_ in ids if id_ not in open_]
+    held = {row["id"]: row for row in rows}
+    gone = [id_ for id_ in {**dict.fromkeys(ids), **held} if id_ not in held or held[id_]["state"] == "cancelled"]
     if gone:
         raise Conflict(f"job {gone[0]} is cancelled and takes no more runs", code="job_cancelled")
-    return open_
+    return held
 
 
 # ── workflow runs ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,8 +219,8 @@ async def _in_workflow(
         )
         raise Conflict(message, code="part_of_workflow")
     last = await connection.fetchrow(SQL["last_head"], who.tenant_id, job["workflow_id"] or job["id"], workflow_run_id)
-    if last is None:
-        raise Forbidden("this key is kept to other jobs than the workflow", code="out_of_scope")
+    if last is None or not last["whole"]:
+        raise _archived()
     if last["live"]:
         if node is None:
             raise Conflict("this workflow run is under way", code="under_way")
@@ -232,6 +233,10 @@ async def _in_workflow(
     elif last["state"] == "succeeded":
         raise Conflict("nothing of this workflow run failed: run the workflow anew", code="nothing_failed")
     return await _again(connection, who, run_id, last, last, Family(last["logical_at"], workflow_run_id), now)
+
+
+def _archived() -> Conflict:
+    return Conflict("what became of this workflow run's jobs is archived: run the workflow anew", code="archived")
 
 
 async def _families(connection: Connection, who: Identity, run_ids: Sequence[str]) -> dict[str, Family]:

@@ -58,9 +58,12 @@ select h.run_id::text as id, coalesce(h.workflow_run_id, h.run_id)::text as work
  where h.tenant_id = $1 and h.run_id = any($2::uuid[]) and h.final
 
 -- :name last_head
--- The last head of a workflow run, and its workflow: the one that lives, if there is one.
-select o.*, j.id::text as id, j.key_template, j.spec
-  from ((select true as live, r.id::text as run_id, r.job_id, r.state, r.priority, r.args, coalesce(r.logical_at, r.scheduled_for) as logical_at
+-- The last head of a workflow run, and its workflow: the one that lives, if there is one. `whole`: nothing of it is
+-- archived, for nothing of it has a lower id than its first head.
+select o.*, j.id::text as id, j.key_template, j.spec,
+       o.run_id = $3::text or exists (select from history h where h.tenant_id = $1 and h.run_id = $3 and h.final) as whole
+  from ((select true as live, r.id::text as run_id, r.job_id, r.state, r.priority, r.args,
+                coalesce(r.logical_at, r.scheduled_for) as logical_at
            from runs r
           where r.tenant_id = $1 and r.job_id = $2 and (r.id = $3 or r.workflow_run_id = $3)
           order by r.id
