@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import HORIZON, PROCESS, Scene, end_of
+from tocsin.clock import iso
 from tocsin.flow import sweep
 from tocsin.flow.plan import plan
 from tocsin.flow.report import Ending, report
@@ -368,7 +369,8 @@ async def test_a_run_from_before_its_job_had_children_is_found(graph: Graph, sce
 
 async def test_missed_by_the_planner(graph: Graph, scene: Scene) -> None:
     """One parent makes up for what was missed and the other does not: nobody waits for what never comes."""
-    every = {"every": "1h", "starting_at": "2026-01-01T00:00:00Z"}
+    # Half an hour from any of them: what is a minute late is no misfire.
+    every = {"every": "1h", "starting_at": iso(await scene.now() - timedelta(hours=100, minutes=30))}
     await graph.add("a", schedule=every | {"misfire": {"policy": "all", "window": "PT24H"}}, overlap="allow")
     await graph.add("b", schedule=every | {"misfire": {"policy": "skip"}})
     await graph.add("c", "a", "b")
