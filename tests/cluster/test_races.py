@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import Cluster
 from tocsin.flow.shared.lanes import LaneBook, LaneKey
 from tocsin.settings import Settings
@@ -69,7 +70,7 @@ async def test_ten_thousand_occurrences_run_exactly_once(site: Site, capsys: pyt
         async def enough() -> bool:
             return site.job_ledger.exists() and site.job_ledger.read_bytes().count(b'"end"') >= total
 
-        await until(f"{total} occurrences have run", enough, 60, every=0.2)
+        await until(f"{total} occurrences have run", enough, 3 * PATIENCE, every=0.2)
         ran = time.monotonic() - began
         await wait_until_ended(driver, Made(every=job_ids))
         evidence = await evidence_of(site, driver, apart=None)
@@ -133,7 +134,7 @@ async def test_a_limit_holds_over_two_servers(site: Site, capsys: pytest.Capture
             lines = ledger.read(site.job_ledger)
             return sum(x["phase"] == "end" for x in lines) >= len(run_ids)
 
-        await until("300 runs end", ended, 60, every=0.2)
+        await until("300 runs end", ended, every=0.2)
         took = time.monotonic() - began
 
         async def recorded() -> bool:
