@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests import PATIENCE
 from tocsin.errors import InvalidInput
 from tocsin.model.job import Schedule
 from tocsin.model.preview import preview
@@ -98,4 +99,4 @@ def test_no_more_is_shown_than_may_be() -> None:
 def test_a_hundred_instants_of_anything_are_soon_found(schedule: dict[str, str]) -> None:
     started = time.process_time()
     assert 0 < len(look(100, **schedule, **NEW_YORK).runs) <= 100
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < PATIENCE, "hours, by trying one after the other"

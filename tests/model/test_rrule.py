@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import PATIENCE
 from tocsin.model import rrule
 from tocsin.model.rrule import BadRule, compile_rule, parse
 from tocsin.model.timetable import Within
@@ -389,7 +390,7 @@ def test_refuses_and_says_which_part(text: str, says: str) -> None:
 def test_what_never_fires_is_found_out_soon(text: str) -> None:
     started = time.process_time()
     assert table(text).next_after(START) is None
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < PATIENCE, "hours, by trying one after the other"
 
 
 @pytest.mark.parametrize(
@@ -400,4 +401,4 @@ def test_counting_decades_is_a_step_a_day(text: str) -> None:
     started = time.process_time()
     rule = table(text, zone=NEW_YORK)
     assert rule.count(START, START + 30 * 365 * DAY) >= 9_999
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < PATIENCE, "hours, by trying one after the other"

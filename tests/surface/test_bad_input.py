@@ -183,7 +183,7 @@ async def test_bodies(scene: Scene) -> None:
             check(reply, status, code)
         except AssertionError as error:
             raise AssertionError(f"row {row}: {error}") from None
-        assert spent < 0.25, f"row {row} took {spent:.3f} s"
+        assert spent < 5, f"row {row} took {spent:.3f} s"  # some milliseconds, unless our own rubbish is collected
         assert await stored(scene) == before, f"row {row} stored something"
 
 
