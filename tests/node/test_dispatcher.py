@@ -376,6 +376,26 @@ async def test_after_a_claim_at_its_instant_the_next_one_is_known(
         await dispatcher.stop()
 
 
+async def test_a_hint_that_comes_while_a_scan_is_under_way_is_not_forgotten(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher, job = told(scene, 60), await scene.job()
+    await staged_in(scene, job, 600)
+    heads = claim.heads
+
+    async def late(*args: Any) -> list[claim.Head]:
+        found = await heads(*args)
+        await staged_in(scene, job, 100)
+        return found
+
+    monkeypatch.setattr(claim, "heads", late)
+    dispatcher.open_poll(await worker_of(scene), 1)
+    dispatcher.rescan()
+    await dispatcher.run_once()
+    monkeypatch.setattr("tocsin.node.dispatcher._HUNGRY_SCAN", 3600)
+    assert await dispatcher.run_once() <= 100
+
+
 async def test_what_falls_due_while_a_claim_ahead_is_under_way_is_not_passed_over(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -484,7 +484,8 @@ class Dispatcher(Loop):
             elif head.due is not None and head.due <= now:
                 place.may_have = True
             elif head.due is not None:
-                place.next_due = head.due
+                # A hint that came meanwhile may know of something sooner, which this has not seen.
+                place.next_due = _sooner(place.next_due, head.due)
         crowded = {(h.lane_id, h.tenant_id): h.due for h in heads if h.due is not None and h.due <= now}
         if self.polls:
             # Free slots take what is staged as it falls due; but not where what is ready takes them all, and however
