@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import asyncpg
+import httpx
+import msgspec
 import pytest
 
-from tests.conftest import Api, Cluster
+from tests.conftest import Api, Cluster, InProcess
 from tests.flow.kit import PROCESS, WorkerHand
+from tocsin.flow.keys import RunTokens
 from tocsin.model.access import ROLES
 from tocsin.node.assemble import Node
+from tocsin.node.server.app import build
+from tocsin.node.server.login import SESSION, _Session
 from tocsin.settings import Settings
-from tocsin.store.vault import new_key
+from tocsin.store.vault import context_of, new_key, seal
 
 SECRET, CARD, NOTE, WORDS = "a-canary/nobody+sees", "4111-canary-1111", "noted-canary-77", "said-canary to nobody"
 PLAIN = "everybody may see this"
+RULE = {"claim": "sub", "equals": "mallory", "tenant": "default", "role": "platform"}
 
 
 @pytest.fixture
@@ -80,6 +90,60 @@ async def test_a_dump_of_the_database_holds_no_usable_key_and_no_secret(
     made = await connection.fetch("select hashed_by from api_keys where name not like 'tocsin up%'")
     await connection.close()
     assert len(made) > len(ROLES) and {row["hashed_by"] for row in made} == {node.key_hashes.first}
+
+
+async def test_without_a_master_key_a_dump_opens_nothing_that_lasts(
+    settings: Settings, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"issuer": "https://login.example.com", "audience": "tocsin", "rules": [RULE]}
+    node = Node(replace(settings, oidc=json.dumps({"issuers": [told]})))
+    await node.start()
+    try:
+        assert capsys.readouterr().out.count("there is no master key") == 1
+        api = Api(node, cluster.keys["key"])
+        keys = await use_keys(api)
+        run = await claimed_run(api)
+        dump = await dumped(cluster, urlsplit(node.settings.database_url).path.lstrip("/"))
+        for secret in (*keys, run["token"].encode()):
+            assert not [form for form in forms(secret) if form in dump], secret[:12]
+        stolen = await node.db.fetchval("engine", "select token_key from cluster")
+        assert stolen.hex().encode() in dump
+        await try_sessions(node, stolen, told["issuer"])
+        await try_run_tokens(node, stolen, run)
+    finally:
+        await node.stop()
+
+
+async def claimed_run(api: Api) -> Any:
+    """A run under way, of which its worker knows the token."""
+    job = await api.post("/v1/jobs", {"target": PROCESS, "schedule": {"manual": True}})
+    await api.post(f"/v1/jobs/{job['id']}/runs")
+    worker = await WorkerHand.register(api.node, (await api.post("/v1/keys", {"role": "worker"}))["key"])
+    [run] = (await worker.claim(1, wait=50))["runs"]
+    return run
+
+
+async def try_sessions(node: Node, stolen: bytes, issuer: str) -> None:
+    """Cookies sealed with whatever the database holds are nobody's."""
+    now = time.time()
+    session = _Session(issuer, "mallory", ["sub is mallory"], now + 86_400, "x", now)
+    for key in (stolen, hmac.digest(stolen, b"sessions", "sha256")):
+        sealed = seal(key, msgspec.json.encode(session), context_of("cookie", SESSION))
+        cookie = f"{SESSION}={base64.urlsafe_b64encode(sealed).rstrip(b'=').decode()}"
+        async with httpx.AsyncClient(transport=InProcess(build(node)), base_url="http://localhost") as browser:
+            assert (await browser.get("/v1/tenants", headers={"cookie": cookie})).status_code == 401
+
+
+async def try_run_tokens(node: Node, stolen: bytes, run: Any) -> None:
+    """A token that is signed with it speaks for an attempt under way, which is said at the start, and not beyond."""
+    tokens = RunTokens([stolen])
+    forged = Api(node, tokens.make(1, run["run_id"], run["fence"]))
+    assert (await forged.http.get("/v1/jobs")).status_code == 401
+    await forged.post(f"/v1/runs/{run['run_id']}/complete", {"result": 1})
+    for path, body in (("complete", {"outcome": "failed"}), ("parents", None)):
+        method = "GET" if body is None else "POST"
+        again = await forged.call(method, f"/v1/runs/{run['run_id']}/{path}", json=body, expect=409)
+        assert again["code"] == "superseded"
 
 
 async def use_keys(api: Api) -> list[bytes]:

@@ -19,6 +19,7 @@ from tests.conftest import Api, Cluster, InProcess
 from tests.node.issuer import SECRET, TestIssuer
 from tests.node.test_oidc import JOB, RULES, issuer
 from tocsin.flow import seal as sealing
+from tocsin.errors import SetupError
 from tocsin.node.assemble import Node
 from tocsin.node.server import authenticator
 from tocsin.node.server.app import build
@@ -26,6 +27,7 @@ from tocsin.node.server.edge import Edge
 from tocsin.node.server.login import SESSION, Logins
 from tocsin.node.server.protocol import HttpServer
 from tocsin.settings import Settings
+from tocsin.store.vault import new_key
 
 __all__ = ["issuer"]
 
@@ -42,7 +44,8 @@ def oidc(issuer: TestIssuer, secret_file: Path, **other: Any) -> str:
 async def node(issuer: TestIssuer, settings: Settings, tmp_path: Path) -> AsyncIterator[Node]:
     secret = tmp_path / "secret"
     secret.write_text(SECRET + "\n")
-    node = Node(replace(settings, oidc=oidc(issuer, secret), public_url=ORIGIN))
+    master = base64.b64encode(new_key()).decode()
+    node = Node(replace(settings, oidc=oidc(issuer, secret), public_url=ORIGIN, master_key=master))
     await node.start(loops=False)
     yield node
     await node.stop()
@@ -81,6 +84,14 @@ class Browser:
 @pytest.fixture
 def browser(node: Node) -> Browser:
     return Browser(node)
+
+
+async def test_nobody_logs_in_with_a_browser_where_no_master_key_seals_the_session(
+    issuer: TestIssuer, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    with pytest.raises(SetupError, match="set TOCSIN_MASTER_KEY"):
+        Node(replace(settings, oidc=oidc(issuer, tmp_path / "secret")))
 
 
 # ── the way in ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -342,13 +342,6 @@ async def logged_out(db: Database, began: Mapping[str, float]) -> set[str]:
     return {row["key_id"] for row in rows}
 
 
-async def derived(db: Database, master: MasterKeys, purpose: str) -> list[bytes]:
-    """Keys for a purpose, the newest first, from the master keys; without one, from the cluster's own secret."""
-    if own := master.derive_all(purpose):
-        return own
-    return [hmac.digest(await db.fetchval("engine", SQL["token_key"]), purpose.encode(), "sha256")]
-
-
 class RunTokens:
     """Tokens scoped to one attempt: what a job may show to prove that it is that one.
 
@@ -362,7 +355,8 @@ class RunTokens:
 
     @classmethod
     async def load(cls, db: Database, master: MasterKeys) -> RunTokens:
-        """With keys derived from the master keys; without one, with a secret that stands in the database."""
+        """With keys derived from the master keys; without one, with a secret that stands in the database: whoever reads
+        that can speak for an attempt under way, and for nothing any more once it has ended."""
         return cls(master.derive_all("run tokens") or [await db.fetchval("engine", SQL["token_key"])])
 
     def make(self, tenant_id: int, run_id: str, fence: int) -> str:

@@ -92,6 +92,7 @@ class Node:
         self.contents = Contents(self.data_keys, parcels)
         self.edge = Edge(settings)
         self.issuers = IssuerBook(settings.oidc)
+        self.logins = Logins(self)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
@@ -118,7 +119,6 @@ class Node:
         self._server = servers.Server.this(settings.port, __version__)
         self.gateway: Gateway
         self.key_hashes: keys.KeyHashes
-        self.logins: Logins
         self.doorkeeper: Doorkeeper
         self.eraser = Eraser(self.db, self.objects, self.lanes, self.tell)
 
@@ -129,8 +129,12 @@ class Node:
         await partitions.make_ahead(self.db)
         await self.lanes.refresh()
         self.key_hashes = await keys.KeyHashes.load(self.db, self.master_keys)
-        self.logins = await Logins.load(self)
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
+        if not self.master_keys.ids:
+            log.warning(
+                "there is no master key: who reads the database can sign tokens of runs under way; no secrets, no login "
+                "with a browser, no signed anchors of the audit; set TOCSIN_MASTER_KEY"
+            )
         await self._compare_objects()
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents, self.notes)
         self.gateway = Gateway(

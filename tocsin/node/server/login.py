@@ -13,13 +13,12 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from tocsin.errors import ApiProblem, BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
+from tocsin.errors import ApiProblem, BadRequest, Forbidden, NotFound, SetupError, Unauthorized, Unavailable
 from tocsin.flow import keys
 from tocsin.node.server.authenticator import person
 from tocsin.node.server.http import request_id
@@ -68,18 +67,21 @@ class _Session(msgspec.Struct):
 class Logins:
     """Logins and sessions of one server."""
 
-    def __init__(self, node: Node, sealing_keys: Sequence[bytes]) -> None:
-        """The first of the keys seals, all unseal."""
+    def __init__(self, node: Node) -> None:
+        """Raises if people could log in and there is no master key: what the database holds must never open a session,
+        for whoever had a dump of it would be anybody."""
         self._node = node
-        self._keys = sealing_keys
+        self._keys = node.master_keys.derive_all("sessions")  # the first seals, all unseal; without one, none does
+        if not self._keys and (door := node.issuers.for_login("")) is not None:
+            raise SetupError(
+                f"TOCSIN_OIDC: issuer {door.issuer.issuer!r} has a client_id, so people log in with a browser, and their "
+                "sessions are sealed with a master key: set TOCSIN_MASTER_KEY to the same on every server "
+                "(docs/how-to/secrets.md), or take the client_id out"
+            )
         settings = node.settings
         scheme = "https" if settings.tls_cert else "http"
         self._origin = settings.public_url or f"{scheme}://localhost:{settings.port}"
         self._scheme = scheme
-
-    @classmethod
-    async def load(cls, node: Node) -> Logins:
-        return cls(node, await keys.derived(node.db, node.master_keys, "sessions"))
 
     # ── /login, /login/callback, /logout, /logout/everywhere ─────────────────────────────────────────────────────
 
