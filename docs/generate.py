@@ -237,7 +237,8 @@ def api_page() -> str:
     return (
         f"{NOTE}# Routes\n\n"
         "Each needs `Authorization: Bearer <key>`; the role is the least that may call it. "
-        "Open to everyone: `/healthz`, `/readyz`, `/metrics`. What a refusal means: [errors](../errors.md).\n\n"
+        "Open to everyone: `/healthz`, `/readyz`; to addresses in `TOCSIN_METRICS_FROM` and to platform keys: "
+        "`/metrics`. What a refusal means: [errors](../errors.md).\n\n"
         "## Built\n\n"
         + table("route|role", sorted(groups[0], key=_by_path))
         + "\n## Named by the contract, not built yet\n\nThey answer 422 `not_supported`.\n\n"

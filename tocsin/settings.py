@@ -109,6 +109,11 @@ class Settings:
     proxies: str = _doc(
         "Addresses or networks of proxies in front of the servers, by commas: their `X-Forwarded-For` is believed.", ""
     )
+    metrics_from: str = _doc(
+        "Addresses or networks that read `/metrics` without a key, by commas; anybody else needs a platform key. Behind a "
+        "proxy, name it in `proxies`, or all its callers have its address.",
+        "127.0.0.0/8, ::1",
+    )
     oidc: str = _doc(
         "Issuers of OpenID Connect whose tokens are believed: a file in TOML or JSON, or JSON itself; see "
         "docs/how-to/oidc.md. Empty: none.",
@@ -196,11 +201,12 @@ class Settings:
         for origin in listed(self.cors_origins):
             if not is_origin(origin):
                 raise SetupError(f"cors_origins are written as https://ops.example.com, not {origin!r}")
-        for proxy in listed(self.proxies):
-            try:
-                ipaddress.ip_network(proxy, strict=False)
-            except ValueError:
-                raise SetupError(f"proxies are addresses or networks, as 10.0.0.0/8, not {proxy!r}") from None
+        for name in ("proxies", "metrics_from"):
+            for network in listed(getattr(self, name)):
+                try:
+                    ipaddress.ip_network(network, strict=False)
+                except ValueError:
+                    raise SetupError(f"{name} are addresses or networks, as 10.0.0.0/8, not {network!r}") from None
 
     @property
     def is_local(self) -> bool:

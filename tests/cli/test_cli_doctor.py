@@ -82,6 +82,7 @@ def test_nothing_is_wrong(healthy: Script, tocsin: Tocsin) -> None:
         ("/metrics", Reply(200, b"tocsin_clock_skew_seconds -3.0\n"), "server clock", "warn", "NTP"),
         ("/metrics", Reply(200, b'tocsin_loop_errors_total{loop="plan"} 4.0\n'), "loops", "warn", "plan 4"),
         ("/metrics", problem(500, "oops"), "queue", "warn", "answers 500"),
+        ("/metrics", problem(403, "no"), "queue", "warn", "TOCSIN_METRICS_FROM"),
         ("/openapi.json", {"info": {"version": "9.9"}}, "server", "warn", "the same version"),
         ("/healthz", problem(404, "nothing"), "server", "fail", "Tocsin's address"),
     ],

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene
 from tocsin.errors import ApiProblem, SetupError, TooManyRequests
+from tocsin.node.server import http
+from tocsin.node.server.app import build
 from tocsin.node.server.edge import Edge, common_headers
 from tocsin.node.server.protocol import HttpServer, Request
 from tocsin.node.server.rates import Rate
@@ -44,6 +46,36 @@ def ask(still_api: Api) -> Callable[..., Any]:
         return await Api(node, still_api.key).http.request(method, path, **kwargs)
 
     return ask
+
+
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_metrics_are_for_this_machine_for_addresses_that_are_named_and_for_the_platform(still_api: Api) -> None:
+    node = still_api.node
+
+    async def seen_from(peer: str, key: str = "", forwarded: str = "", **edge: Any) -> int:
+        node.edge = Edge(replace(node.settings, **edge))
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        asked = request("/metrics", **headers, **({"x_forwarded_for": forwarded} if forwarded else {}))
+        asked._line = type("Line", (), {"peer": peer})()
+        asked._complete = True
+        return (await build(node)(asked)).status
+
+    assert [await seen_from(peer) for peer in ("127.0.0.1", "127.9.9.9", "::1")] == [200] * 3
+    assert [await seen_from(peer) for peer in ("", "10.1.2.3", "2001:db8::1", "0.0.0.0")] == [401] * 4
+    assert await seen_from("10.1.2.3", metrics_from="10.1.0.0/16") == 200
+    assert await seen_from("127.0.0.1", metrics_from="10.1.0.0/16") == 401
+    assert await seen_from("127.0.0.1", metrics_from="") == 401
+    assert await seen_from("10.1.2.3", still_api.key) == 200
+    assert await seen_from("10.1.2.3", (await still_api.with_key("admin")).key) == 403
+    behind = {"forwarded": "203.0.113.5", "proxies": "127.0.0.1"}
+    assert await seen_from("127.0.0.1", **behind) == 401, "a proxy that is named speaks for its caller"
+
+
+def test_where_metrics_may_be_read_from_is_a_list_of_networks() -> None:
+    with pytest.raises(SetupError, match="metrics_from"):
+        Settings(metrics_from="prometheus.internal")
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,6 +249,46 @@ async def test_workers_are_not_held_up_by_rates(still_api: Api, worker_key: str)
     worker = Api(node, worker_key)
     for _ in range(3):
         await worker.post("/v1/worker/register", {"name": "w", "pool": "default", "slots": 1, "targets": ["process"]})
+
+
+NO_WORKERS: dict[str, tuple[str, str, dict[str, str], int]] = {
+    "nobody": ("POST", "/v1/worker/register", {"authorization": ""}, 401),
+    "a viewer": ("POST", "/v1/worker/register", {}, 403),
+    "a viewer where nothing is": ("GET", "/v1/worker/none/at/all", {}, 404),
+    "a viewer who asks otherwise": ("GET", "/v1/worker/register", {}, 405),
+    "a run": ("POST", "/v1/worker/register", {"authorization": f"Bearer tcr_1.1.{'0' * 48}"}, 401),
+    "a page": ("OPTIONS", "/v1/worker/register", {"origin": "https://ours.example"}, 204),
+}
+
+
+@pytest.mark.parametrize("case", NO_WORKERS)
+async def test_who_is_no_worker_is_counted_where_workers_call(
+    still_api: Api, worker_key: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_HELD_SECONDS", 0.0)
+    node, viewer = still_api.node, await still_api.with_key("viewer")
+    node.edge = Edge(replace(node.settings, rate_per_address=0.001, cors_origins="https://ours.example"))
+    method, path, headers, first = NO_WORKERS[case]
+    if method == "OPTIONS":
+        headers = headers | {"access-control-request-method": "POST"}
+    node_as_viewer = Api(node, viewer.key).http
+    got = [(await node_as_viewer.request(method, path, headers=headers)).status_code for _ in range(3)]
+    assert got == [first, 429, 429]
+    worker = Api(node, worker_key)
+    await worker.post("/v1/worker/register", {"name": "w", "slots": 1, "targets": ["process"]})
+    missing = f"/v1/worker/{'0' * 8}-0000-7000-8000-{'0' * 12}/claim"
+    gone = [(await worker.http.post(missing, json={"slots": 1})).status_code for _ in range(3)]
+    assert 429 not in gone and gone[0] >= 400, "workers from there go on, whatever they are answered"
+
+
+async def test_a_key_that_is_no_workers_has_its_rate_where_workers_call(
+    still_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_HELD_SECONDS", 0.0)
+    node, viewer = still_api.node, await still_api.with_key("viewer")
+    node.edge = Edge(replace(node.settings, rate_per_key=0.001))
+    asker = Api(node, viewer.key).http
+    assert [(await asker.post("/v1/worker/register", json={})).status_code for _ in range(2)] == [403, 429]
 
 
 def test_an_address_has_its_rate_by_its_network() -> None:

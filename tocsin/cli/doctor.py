@@ -297,7 +297,10 @@ class _Server:
         answer = self._get("/metrics")
         found = metrics(answer.content.decode(errors="replace")) if answer.status == 200 else {}
         if not found:
-            yield Finding("queue", "warn", f"/metrics answers {answer.status}", "look at the server's log")
+            advice = "look at the server's log"
+            if answer.status in (401, 403):
+                advice = "ask with a platform key, or from an address in TOCSIN_METRICS_FROM"
+            yield Finding("queue", "warn", f"/metrics answers {answer.status}", advice)
             return
         overdue = timedelta(seconds=found.get("tocsin_overdue_oldest_seconds", 0))
         ready = sum(v for k, v in found.items() if k.startswith("tocsin_queue_depth") and 'state="ready"' in k)

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 from prometheus_client import generate_latest
 
-from tocsin.errors import MethodNotAllowed, NotFound, NotSupported, Unavailable
+from tocsin.errors import ApiProblem, MethodNotAllowed, NotFound, NotSupported, Unavailable
 from tocsin.node.server import docs_page, routes, worker_routes
-from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, Endpoint, answer, answered, endpoint
+from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, Call, Endpoint, answer, answered, endpoint
 from tocsin.node.server.openapi import document
 from tocsin.node.server.operations import OPERATIONS
 from tocsin.node.server.protocol import Reply, Request, Respond
@@ -43,7 +43,13 @@ def build(node: Node) -> Respond:
 
     async def serve(request: Request) -> Reply:
         edge.admit(request)
-        return edge.preflight(request) or await places.find(request)(request)
+        try:
+            reply = edge.preflight(request) or await places.find(request)(request)
+        except ApiProblem:
+            edge.settle(request)
+            raise
+        edge.settle(request)
+        return reply
 
     async def respond(request: Request) -> Reply:
         reply = await answered(node, serve, request)
@@ -133,8 +139,14 @@ def _open_routes(node: Node) -> dict[str, Endpoint]:
             case "new":
                 raise Unavailable("the schema has left this release behind: install the newer one", code="schema_new")
 
-    async def metrics(_request: Request) -> Reply:
-        return Reply(generate_latest(REGISTRY), media_type="text/plain; version=0.0.4; charset=utf-8")
+    # They name pools and tell what all tenants do together: not for everybody.
+    async def measured(_call: Call) -> Reply:
+        return _measured()
+
+    with_key = endpoint(node, "/metrics", "fleet.operate", measured, CLIENT_BODY_LIMIT)
+
+    async def metrics(request: Request) -> Reply:
+        return _measured() if node.edge.may_watch(request) else await with_key(request)
 
     async def openapi(_request: Request) -> Reply:
         return Reply(described()[0])
@@ -153,6 +165,10 @@ def _open_routes(node: Node) -> dict[str, Endpoint]:
         "/docs": docs,
         "/": not_yet,
     }
+
+
+def _measured() -> Reply:
+    return Reply(generate_latest(REGISTRY), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @functools.cache

@@ -66,7 +66,7 @@ class Edge:
         own = urlsplit(settings.public_url).hostname or "localhost"
         self._hosts = {*_LOCAL_NAMES, own, *listed(f"{settings.host},{settings.hosts}".lower())}
         self._hosts_seen: set[str] = set()
-        self._proxies = tuple(ipaddress.ip_network(proxy, strict=False) for proxy in listed(settings.proxies))
+        self._proxies, self._watchers = _networks(settings.proxies), _networks(settings.metrics_from)
         self._origins = set(listed(settings.cors_origins.lower()))
         self._of_address = Rate("address", settings.rate_per_address, _BURST)
         self._of_key = Rate("key", settings.rate_per_key, _BURST)
@@ -81,8 +81,16 @@ class Edge:
             self._check_host(host)
         if request.query_string:
             refuse_key_in_url(request)
-        # Workers come in fleets from behind one address, and what they cost is bounded by what they claimed.
-        if not path.startswith(_WORKERS):
+        if not path.startswith(_WORKERS):  # whether it is a worker's is not known yet: `settle`
+            self._of_address.take(self._source(request), time.monotonic())
+
+    def settle(self, request: Request) -> None:
+        """Count what came where workers call and was none of theirs; raises if that was too often.
+
+        Workers come in fleets from behind one address, and what they cost is bounded by what they claimed: they are not
+        counted. Nor are they refused for what others do from there, so that who is no worker is counted afterwards.
+        """
+        if not request.of_worker and request.path.startswith(_WORKERS):
             self._of_address.take(self._source(request), time.monotonic())
 
     def _check_host(self, host: str) -> None:
@@ -113,6 +121,10 @@ class Edge:
     def is_proxy(self, address: str) -> bool:
         """Whether what it tells of its callers is believed."""
         return bool(self._proxies) and _within(address, self._proxies)
+
+    def may_watch(self, request: Request) -> bool:
+        """Whether a call comes from where `/metrics` is read without a key."""
+        return _within(self.address(request), self._watchers)
 
     def _source(self, request: Request) -> str:
         return _network(self.address(request))
@@ -169,6 +181,10 @@ def _host_name(host: str) -> str:
     """A `Host` header without its port; empty if it is none."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2].removesuffix(".")).lower() if found else ""
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(network, strict=False) for network in listed(text))
 
 
 @functools.lru_cache(4096)

@@ -280,7 +280,8 @@ def endpoint(
 
     async def serve(request: Request) -> Reply:
         who = await node.authenticator.identify(request)
-        if permission == "worker.serve":
+        if permission == "worker.serve" and who.role == "worker":
+            request.of_worker = True
             return await serve_limited(request, who)
         told = node.edge.count(who.key_id)
         try:

@@ -86,7 +86,7 @@ class Request:
 
     __slots__ = (
         "_arrived", "_complete", "_failed", "_gone", "_line", "_parts", "_query", "_size",
-        "chunks", "headers", "keep_alive", "method", "params", "path", "query_string",
+        "chunks", "headers", "keep_alive", "method", "of_worker", "params", "path", "query_string",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +105,7 @@ class Request:
         self.params: dict[str, str] = {}
         self.keep_alive = True
         self.chunks = True  # whether the caller can read an answer in chunks
+        self.of_worker = False  # whether it has shown a good worker key where workers call
         self._line = line
         self._query: list[tuple[str, str]] | None = None
         self._parts = [body] if body else []
