@@ -12,7 +12,8 @@ import pytest
 from tests import PATIENCE
 from tests.cluster.cluster import until
 from tests.conftest import Api
-from tests.flow.kit import PROCESS, Scene
+from tests.flow.kit import PROCESS, Scene, WorkerHand
+from tests.node.test_dispatcher import tenant
 from tocsin.flow import seal
 from tocsin.node.server.edge import Edge
 
@@ -84,3 +85,30 @@ async def test_many_callers_and_sealers_make_one_chain(scene: Scene) -> None:
         await keep_sealing()
     proof = await scene.api.get("/v1/audit/verify")
     assert proof["ok"] and proof["records"] == proof["checked"] >= count and proof["unsealed"] == 0
+
+
+async def test_what_the_platform_does_for_itself_is_not_told_to_the_tenant_it_acts_for(scene: Scene) -> None:
+    acme = await tenant(scene, "acme")
+    admin = await scene.api.with_key("admin", "acme")
+    worker = await WorkerHand.register(scene.node, (await scene.api.post("/v1/keys", {"role": "worker"}))["key"])
+    acting = {"headers": {"tocsin-tenant": "acme"}}
+    await scene.api.post("/v1/tenants", {"slug": "secret-customer"}, **acting)
+    await scene.api.call("PATCH", "/v1/tenants/secret-customer", json={"quotas": {"max_jobs": 7}}, **acting)
+    await scene.api.post("/v1/tenants/secret-customer/suspend", {}, **acting)
+    await scene.api.call("PATCH", "/v1/pools/default", json={"tenants": ["acme", "secret-customer"]}, **acting)
+    await scene.api.post("/v1/pools/default/pause", {}, **acting)
+    await scene.api.post(f"/v1/workers/{worker.id}/drain", {}, **acting)
+    made = await scene.api.post("/v1/keys", {"role": "worker", "scopes": {"tenants": ["secret-customer"]}}, **acting)
+    rotated = await scene.api.post(f"/v1/keys/{made['id']}/rotate", {}, **acting)
+    await scene.api.delete(f"/v1/keys/{rotated['id']}", **acting)
+    await acme.post("/v1/jobs", {"target": PROCESS, "schedule": {"manual": True}})
+    theirs = await scene.api.post("/v1/keys", {"role": "viewer"}, **acting)
+    await seal.seal(scene.db)
+    told = {(record["action"], record["target"]) for record in (await admin.get("/v1/audit"))["items"]}
+    assert {action for action, _ in told} == {"key.create", "job.create"}, told
+    assert ("key.create", f"key:{theirs['id']}") in told and ("key.create", f"key:{made['id']}") not in told
+    kept = [record["action"] for record in (await scene.api.get("/v1/audit"))["items"]]
+    assert {
+        "tenant.create", "tenant.update", "tenant.suspend", "pool.update", "pool.pause", "worker.drain", "key.rotate",
+        "key.revoke",
+    } <= set(kept)  # fmt: skip

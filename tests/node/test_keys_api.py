@@ -265,3 +265,13 @@ async def test_a_worker_that_waits_is_sent_away_when_its_key_is_revoked(live: Sc
     await live.api.delete(f"/v1/keys/{made['id']}")
     assert (await asyncio.wait_for(waiting, PATIENCE))["runs"] == []
     await worker.claim(1, expect=401)
+
+
+async def test_a_worker_key_that_is_made_for_a_tenant_serves_that_tenant(scene: Scene) -> None:
+    for slug in ("acme", "beta"):
+        await scene.api.post("/v1/tenants", {"slug": slug})
+    acting = {"headers": {"tocsin-tenant": "acme"}}
+    assert (await scene.api.post("/v1/keys", {"role": "worker"}, **acting))["scopes"] == {"tenants": ["acme"]}
+    named = {"role": "worker", "scopes": {"tenants": ["acme", "beta"]}}
+    assert (await scene.api.post("/v1/keys", named, **acting))["scopes"] == {"tenants": ["acme", "beta"]}
+    assert (await scene.api.post("/v1/keys", {"role": "worker"}))["scopes"] is None, "the platform's own serves all"

@@ -37,7 +37,7 @@ OWNED = {
     "/v1/tenants/{slug}": "tenant",
     "/v1/worker/{id}": "hand",
     "/v1/workers/{id}": "shared",
-    "/v1/pools/{name}": "shared",
+    "/v1/pools/{name}": "pool",
     "/v1/backfills/{id}": "backfill",
     "/v1/channels/{name}": "channel",
     "/v1/workflows/by-name/{name}": "workflow_name",
@@ -127,7 +127,9 @@ class House:
             past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
             self.own["backfill"] = (await scene.api.post(f"/v1/jobs/{hourly['id']}/backfill", past, **platform))["id"]
         self.own["key"] = (await scene.api.post("/v1/keys", {"role": "viewer"}, **platform))["id"]
-        self.own["hand"] = (await WorkerHand.register(scene.node, worker_key)).id
+        self.own["pool"] = f"{self.slug}-pool"
+        self.own["hand"] = (await WorkerHand.register(scene.node, worker_key, pool=self.own["pool"])).id
+        await scene.api.call("PATCH", f"/v1/pools/{self.own['pool']}", json={"tenants": [self.slug]})
         return self
 
 
@@ -176,7 +178,7 @@ async def test_a_foreign_id_does_not_exist_on_any_route_for_any_role(scene: Scen
     tried = set()
     for method, path, permission, owner in foreign_calls():
         for role, api in mine.keys.items():
-            if not allowed(role, permission) or (owner == "tenant" and role == "platform"):
+            if not allowed(role, permission) or (owner in ("tenant", "pool") and role == "platform"):
                 continue
             # The platform is held to the tenant that it acts for.
             acting = {"tocsin-tenant": "mine"} if role == "platform" else {}

@@ -115,7 +115,9 @@ async def test_a_pool_is_open_to_the_tenants_on_its_list(scene: Scene) -> None:
     assert (await patch(scene.api, POOL, {"policy": "priority"}))["tenants"] == ["acme", "beta"], "it stays"
     assert (await acme.get(POOL))["tenants"] == ["acme"], "who else uses it is not for it to know"
     changed = await patch(scene.api, POOL, {"tenants": ["beta"]})
-    assert (await acme.get(POOL))["tenants"] == []
+    await acme.get(POOL, expect=404)
+    assert "default" not in [pool["name"] for pool in (await acme.get("/v1/pools"))["items"]], "it is others'"
+    assert "default" in [pool["name"] for pool in (await scene.api.get("/v1/pools"))["items"]]
     refused = await patch(scene.api, POOL, {"tenants": ["beta", "nobody"]}, expect=422)
     assert refused["errors"][0]["path"] == "tenants[1]"
     await patch(acme, POOL, {"tenants": ["acme"]}, expect=403)

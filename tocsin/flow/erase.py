@@ -75,7 +75,7 @@ async def ask(db: Database, who: Identity, slug: str, confirm: str, wish: Wish |
             raise NotFound("there is no such tenant")
         if not tenant["erasing"]:
             _refuse(who, tenant, slug)
-            entry = audit.entry(who._replace(tenant_id=who.home), "tenant.erase", f"tenant:{slug}")
+            entry = audit.platform_entry(who, "tenant.erase", f"tenant:{slug}")
             said = entry.actor, entry.key_id, entry.address, entry.request_id
             await connection.execute(SQL["ask"], tenant["id"], slug, who.home, *said)
             await connection.execute(SQL["suspend"], tenant["id"])

@@ -126,7 +126,7 @@ async def drain(db: Database, who: Identity, worker_id: str) -> None:
     await get_worker(db, who, worker_id)
     async with db.transaction("drain") as connection:
         await connection.execute(SQL["drain"], worker_id)
-        await audit.record(connection, audit.entry(who, "worker.drain", f"worker:{worker_id}"))
+        await audit.record(connection, audit.platform_entry(who, "worker.drain", f"worker:{worker_id}"))
 
 
 async def leave(db: Database, worker_id: str) -> None:

@@ -7,7 +7,8 @@ import hmac
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -150,15 +151,32 @@ async def create_key(
     expires_at = _end(body, now)
     scopes = _checked(body.role, body.scopes)
     key, key_id = new_key(), new_id(now)
-    named = scopes.pop("tenants", None)
-    serves = None if named is None else await ids_of(db, named, "scopes.tenants")
-    async with db.tenant(who.tenant_id, "keys") as connection:
+    serves = await _serves(db, who, body.role, scopes.pop("tenants", None))
+    async with _transaction(db, who) as connection:
         await recall(connection, wish)
         made = _Made(key_id, body.role, body.name, scopes, serves, expires_at)
         await _add(connection, who, made, hashes, key)
-        await audit.record(connection, audit.entry(who, "key.create", f"key:{key_id}", role=body.role, **_told(made)))
+        entry = _entry(body.role)(who, "key.create", f"key:{key_id}", role=body.role, **_told(made))
+        await audit.record(connection, entry)
         await remember(connection, wish, 201, [key_id])
     return await get_key(db, who, key_id) | {"tenant": who.tenant, "key": key}
+
+
+async def _serves(db: Database, who: Identity, role: str, named: Sequence[str] | None) -> Sequence[int] | None:
+    """Whom a worker key serves: those that are named; else the tenant that is acted for, or everybody."""
+    if named is not None:
+        return await ids_of(db, named, "scopes.tenants")
+    return [who.tenant_id] if role == "worker" and who.tenant_id != who.home else None
+
+
+def _transaction(db: Database, who: Identity) -> AbstractAsyncContextManager[Connection]:
+    """That sees the tenant's keys; the platform's reaches its own audit, too."""
+    return db.transaction("keys") if who.role == "platform" else db.tenant(who.tenant_id, "keys")
+
+
+def _entry(role: str) -> Callable[..., audit.Entry]:
+    """Whose audit tells of a key: worker and platform keys are not the affair of the tenant that they are made in."""
+    return audit.platform_entry if role in _OF_THE_PLATFORM else audit.entry
 
 
 def _end(body: NewKey, now: datetime) -> datetime | None:
@@ -232,7 +250,7 @@ async def rotate_key(
     if not timedelta(0) <= overlap <= _LONGEST_OVERLAP:
         raise InvalidInput.field("overlap", "invalid", f"lies between nothing and {_LONGEST_OVERLAP.days} days")
     key, new = new_key(), new_id(db.clock.now())
-    async with db.tenant(who.tenant_id, "keys") as connection:
+    async with _transaction(db, who) as connection:
         await recall(connection, wish)
         old = await connection.fetchrow(SQL["lock"], who.tenant_id, key_id)
         if old is None:
@@ -245,7 +263,7 @@ async def rotate_key(
         made = _Made(new, old["role"], old["name"], scopes, old["serves"], expires_at)
         await _add(connection, who, made, hashes, key)
         ends_at = await connection.fetchval(SQL["end_at"], who.tenant_id, key_id, overlap)
-        entry = audit.entry(who, "key.rotate", f"key:{key_id}", new=new, old_until=iso(ends_at))
+        entry = _entry(old["role"])(who, "key.rotate", f"key:{key_id}", new=new, old_until=iso(ends_at))
         await audit.record(connection, entry)
         await remember(connection, wish, 201, [new])
     shown = await get_key(db, who, new)
@@ -295,13 +313,13 @@ def _document(row: Row, slugs: Mapping[int, str]) -> dict[str, Any]:
 
 async def revoke_key(db: Database, who: Identity, key_id: str) -> None:
     """From a second later at the latest, no node takes it."""
-    async with db.tenant(who.tenant_id, "keys") as connection:
+    async with _transaction(db, who) as connection:
         old = await connection.fetchrow(SQL["lock"], who.tenant_id, key_id)
         if old is None:
             raise NotFound("there is no such key")
         _refuse_above(who, old["role"])
         await connection.execute(SQL["revoke"], who.tenant_id, key_id)
-        await audit.record(connection, audit.entry(who, "key.revoke", f"key:{key_id}"))
+        await audit.record(connection, _entry(old["role"])(who, "key.revoke", f"key:{key_id}"))
 
 
 async def found_cluster(db: Database, master: MasterKeys, known: dict[str, str]) -> dict[str, str]:

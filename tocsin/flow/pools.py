@@ -50,13 +50,13 @@ class PoolBook:
         self._ahead: dict[tuple[str, int], int] = {}
 
     async def list(self, who: Identity, after: str | None, limit: int) -> list[dict[str, Any]]:
-        """Pools by name. Depths count the caller's runs only, unless it is the platform, which also learns how many
+        """Pools by name, those that are closed to the caller left out. Depths count the caller's runs only, unless it is the platform, which also learns how many
         workers are wanted."""
         rows = await self._db.fetch("engine", SQL["pools"], None, after, limit, who.bound_to)
         return [self._document(row, who) for row in rows]
 
     async def get(self, who: Identity, name: str) -> dict[str, Any]:
-        """One of them."""
+        """One of them; one that is closed to the caller does not exist for it."""
         row = await self._db.fetchrow("engine", SQL["pools"], name, None, 1, who.bound_to)
         if row is None:
             raise NotFound("there is no such pool")
@@ -176,7 +176,8 @@ async def change(
         if before != after:
             await connection.execute(SQL["change"], name, policy, head_start, was["paused_at"] is not None, tenants)
             texts = (" ".join(map(str, terms)) for terms in (before, after))
-            await audit.record(connection, audit.entry(who, "pool.update", f"pool:{name}", **given).changing(*texts))
+            entry = audit.platform_entry(who, "pool.update", f"pool:{name}", **given)
+            await audit.record(connection, entry.changing(*texts))
         await remember(connection, wish, 200, [])
 
 
@@ -210,7 +211,8 @@ async def switch(
         paused = verb == "pause"
         if (was["paused_at"] is not None) != paused:
             await connection.execute(SQL["change"], name, was["policy"], was["head_start"], paused, was["tenants"])
-            await audit.record(connection, audit.entry(who, f"pool.{verb}", f"pool:{name}", reason=reason))
+            entry = audit.platform_entry(who, f"pool.{verb}", f"pool:{name}", reason=reason)
+            await audit.record(connection, entry)
         await remember(connection, wish, 200, [])
 
 

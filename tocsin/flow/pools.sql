@@ -1,6 +1,7 @@
 -- :name pools
 -- Pools by name, each with what lives in it and who works for it. Bounded: beyond 200,000 live runs it is a sample.
---   $1 only this one  $2 only those behind this name  $3 at most so many  $4 counting the runs of this tenant only
+--   $1 only this one  $2 only those behind this name  $3 at most so many  $4 those that are open to this tenant, counting
+--   its runs only
 with counted as (
     select l.pool, r.tenant_id, r.state, count(*) as runs,
            count(*) filter (where o.open and (r.state = 'ready' or r.state = 'staged' and r.ready_at <= now())) as due,
@@ -41,6 +42,8 @@ select p.name, p.version, p.policy, p.head_start, p.paused_at, p.claimed, now() 
          where w.pool = p.name and w.state = 'live' and w.lease_until > now()) w
  -- That of workflow runs has no workers.
  where p.name <> 'workflows' and ($1::text is null or p.name = $1) and ($2::text is null or p.name > $2)
+   -- What others keep to themselves is not a tenant's to see: the name alone tells of them.
+   and ($4::int is null or p.tenants is null or $4 = any(p.tenants))
  order by p.name
  limit $3
 

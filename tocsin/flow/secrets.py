@@ -172,7 +172,7 @@ async def rotate(db: Database, keys: MasterKeys, who: Identity, most: int = WAVE
         done = await _rewrap_secrets(connection, keys, old, most)
         done += await _rewrap_data_keys(connection, keys, old, most - done)
         if done:
-            entry = audit.entry(who, "master_key.rotate", f"master_key:{keys.ids[0]}", rewrapped=done)
+            entry = audit.platform_entry(who, "master_key.rotate", f"master_key:{keys.ids[0]}", rewrapped=done)
             await audit.record(connection, entry)
     return done
 

@@ -51,7 +51,7 @@ async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish
         row = await connection.fetchrow(SQL["add"], body.slug, body.weight, *quotas)
         if row is None:
             raise Conflict(f"tenant {body.slug!r} exists already", code="name_taken")
-        await audit.record(connection, audit.entry(who, "tenant.create", f"tenant:{body.slug}"))
+        await audit.record(connection, audit.platform_entry(who, "tenant.create", f"tenant:{body.slug}"))
         await remember(connection, wish, 201, [])
     return _document(row)
 
@@ -71,7 +71,7 @@ async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPat
         kept = _retention(was) | _named(patch.retention)
         await connection.execute(SQL["change"], slug, weight, *quotas, allow, *kept.values())
         detail = {"weight": weight, "quotas": quotas._asdict(), "http_allow": allow, "retention": kept}
-        entry = audit.entry(who, "tenant.update", f"tenant:{slug}", **detail)
+        entry = audit.platform_entry(who, "tenant.update", f"tenant:{slug}", **detail)
         await audit.record(connection, entry)
         await remember(connection, wish, 200, [])
 
@@ -95,7 +95,8 @@ async def switch(
         _refuse_erasing(was)
         if (was["suspended_at"] is None) == (verb == "suspend"):
             await connection.execute(SQL["suspend"] if verb == "suspend" else SQL["resume"], slug)
-            await audit.record(connection, audit.entry(who, f"tenant.{verb}", f"tenant:{slug}", reason=reason))
+            entry = audit.platform_entry(who, f"tenant.{verb}", f"tenant:{slug}", reason=reason)
+            await audit.record(connection, entry)
         await remember(connection, wish, 200, [])
 
 
