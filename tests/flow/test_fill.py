@@ -134,6 +134,39 @@ async def test_what_one_turn_holds_another_leaves_for_later(scene: Scene, other:
     assert (await turn(scene)).hints
 
 
+async def test_a_backfill_waits_while_its_tenant_has_as_many_waiting_as_it_may(scene: Scene) -> None:
+    await scene.api.call("PATCH", "/v1/tenants/default", json={"quotas": {"max_queued": 4}})
+    one, other = await scene.job(schedule=DAILY), await scene.job(schedule=DAILY)
+    first, second = await ask(scene, one, 9, max_concurrency=3), await ask(scene, other, 9, max_concurrency=3)
+    await turn(scene)
+    assert len(await logical(scene, one)) + len(await logical(scene, other)) == 4
+    assert await turn(scene) == Filled([], 0, False), "it is not asked for again and again"
+    assert {(await shown(scene, each))["state"] for each in (first, second)} == {"running"}
+    taken = await scene.take(1, W)
+    await turn(scene)
+    assert await scene.value("select count(*) from runs where state in ('staged', 'ready')") == 4
+    await scene.end(W, *(end_of(row) for row in taken))
+    ran = [row["logical_at"] for row in taken] + await drain(scene)
+    assert sorted(ran) == sorted(days(*range(9)) * 2)
+    assert {(await shown(scene, each))["state"] for each in (first, second)} == {"completed"}
+
+
+async def test_a_backfill_of_a_workflow_counts_with_its_nodes(scene: Scene) -> None:
+    node = {"target": {"kind": "process", "command": ["true"]}}
+    flow = {"name": "flow", "jobs": {"a": node, "b": node}, "schedule": DAILY}
+    workflow = await scene.api.post("/v1/workflows", flow)
+    await ask(scene, workflow, 9, max_concurrency=9)
+    await scene.api.call("PATCH", "/v1/tenants/default", json={"quotas": {"max_queued": 7}})
+    await turn(scene)
+    assert await logical(scene, workflow) == days(0, 1), "two of three runs each"
+    await scene.sql.execute("delete from runs where job_id = $1", workflow["id"])
+    await scene.api.call("PATCH", "/v1/tenants/default", json={"quotas": {"max_queued": 2}})
+    await turn(scene)
+    assert await logical(scene, workflow) == days(2), "one at a time, although it is larger than the quota"
+    await turn(scene)
+    assert await logical(scene, workflow) == days(2)
+
+
 # ── how runs end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

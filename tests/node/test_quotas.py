@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Api
-from tests.flow.kit import Scene, WorkerHand
+from tests.flow.kit import Scene, WorkerHand, end_of
 from tests.flow.test_logs import chunk, texts
 from tests.node.test_dispatcher import tenant
 from tocsin.node.server import http
@@ -91,6 +91,59 @@ async def test_no_more_waiting_runs_than_max_queued(scene: Scene, acme: Api) -> 
     await scene.take(2)
     scene.node.allowances._used.clear()  # a second later
     await acme.post(f"{path}/batch", {"runs": [{}] * 2})
+
+
+async def die(scene: Scene, api: Api, count: int) -> None:
+    """Runs of a tenant that end as dead letters."""
+    job = await scene.job(api, retry={"max_attempts": 1})
+    await api.post(f"/v1/jobs/{job['id']}/runs/batch", {"runs": [{}] * count})
+    worker = await scene.employ("019a0000-0000-7000-8000-000000000009")
+    await scene.end(worker, *(end_of(row, "failed", error="X") for row in await scene.take(count, worker)))
+
+
+async def test_a_redrive_of_all_that_match_takes_as_many_as_there_is_room_for(scene: Scene, acme: Api) -> None:
+    await die(scene, acme, 8)
+    await bind(scene, max_queued=5)
+    path, everything = "/v1/dead-letters/redrive", {"filter": {}}
+    done = await acme.post(path, everything, headers={"idempotency-key": "once"})
+    assert (len(done["items"]), done["remaining"]) == (5, 3)
+    assert (await refused(acme, path, everything))[:2] == (429, "quota_max_queued")
+    again = await acme.post(path, everything, headers={"idempotency-key": "once"})
+    assert again["items"] == done["items"], "a repeat is answered"
+    await scene.take(4)
+    scene.node.allowances._used.clear()  # a second later
+    rest = await acme.post(path, everything)
+    assert (len(rest["items"]), rest["remaining"]) == (3, 0)
+    await acme.post(path, everything)
+    job = await scene.job(acme)
+    await acme.post(f"/v1/jobs/{job['id']}/runs")  # what was granted and not used is there again
+
+
+async def test_a_redrive_counts_as_what_it_made_by_the_rate(scene: Scene, acme: Api) -> None:
+    await die(scene, acme, 6)
+    await bind(scene, submit_rate="1/min")
+    assert len((await acme.post("/v1/dead-letters/redrive", {"filter": {}}))["items"]) == 6
+    _, code, later = await refused(acme, "/v1/jobs", JOB)
+    assert code == "quota_submit_rate" and later > 300, "each of the six"
+
+
+async def test_a_run_of_a_workflow_counts_with_its_nodes(scene: Scene, acme: Api) -> None:
+    node = {"target": JOB["target"], "retry": {"max_attempts": 1}}
+    small, large = [
+        await acme.post("/v1/workflows", {"name": f"w{count}", "jobs": {f"n{n}": node for n in range(count)}})
+        for count in (2, 5)
+    ]
+    await bind(scene, max_queued=5)
+    for path in (f"/v1/workflows/{large['id']}/runs", f"/v1/jobs/{large['id']}/runs"):
+        assert (await refused(acme, path, {}))[:2] == (429, "quota_max_queued")
+    first = await acme.post(f"/v1/workflows/{small['id']}/runs")
+    assert (await refused(acme, f"/v1/workflows/{small['id']}/runs", {}))[:2] == (429, "quota_max_queued"), "3 and 3"
+    await acme.post(f"/v1/workflow-runs/{first['id']}/cancel")
+    scene.node.allowances._used.clear()  # a second later
+    job = await scene.job(acme)
+    await acme.post(f"/v1/jobs/{job['id']}/runs/batch", {"runs": [{}] * 3})
+    for path in (f"/v1/workflow-runs/{first['id']}/retry", f"/v1/runs/{first['head_run_id']}/retry"):
+        assert (await refused(acme, path, {}))[:2] == (429, "quota_max_queued"), path
 
 
 async def test_counts_are_read_once_a_second_at_most(scene: Scene, acme: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,12 +72,19 @@ class Redriven(NamedTuple):
 
 
 async def redrive(
-    db: Database, who: Identity, chosen: Chosen, now: datetime, per_second: float | None, wish: Wish | None
+    db: Database,
+    who: Identity,
+    chosen: Chosen,
+    now: datetime,
+    per_second: float | None,
+    wish: Wish | None,
+    most: int = MOST_PER_CALL,
 ) -> Redriven:
-    """Each letter becomes a new run with its args; with a rate, one after the other from now on."""
+    """Each letter, of those that match at `most` so many, becomes a new run with its args; with a rate, one after the
+    other from now on."""
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
-        letters = await _take(connection, who, chosen, cancelled_too=False)
+        letters = await _take(connection, who, chosen, cancelled_too=False, most=most)
         jobs = await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
         heads = [letter["id"] for letter in letters if jobs[letter["job_id"]]["has_nodes"]]
         families = await _families(connection, who, heads)
@@ -183,10 +190,12 @@ def _stands_for(run: Row | Mapping[str, Any]) -> datetime | None:
     return run["logical_at"] or (run["scheduled_for"] if run["trigger"] == "schedule" else None)
 
 
-async def _take(connection: Connection, who: Identity, chosen: Chosen, *, cancelled_too: bool) -> list[Any]:
+async def _take(
+    connection: Connection, who: Identity, chosen: Chosen, *, cancelled_too: bool, most: int = MOST_PER_CALL
+) -> list[Any]:
     if chosen.ids is None:
         return await connection.fetch(  # type: ignore[no-any-return]
-            SQL["take_matching"], who.tenant_id, *chosen.match, MOST_PER_CALL, cancelled_too
+            SQL["take_matching"], who.tenant_id, *chosen.match, most, cancelled_too
         )
     letters = await connection.fetch(SQL["take"], who.tenant_id, list(chosen.ids))
     missing = set(chosen.ids) - {letter["id"] for letter in letters}

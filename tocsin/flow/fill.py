@@ -8,7 +8,7 @@ counter; what became of those that ended was left by whoever ended them (`backfi
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -63,6 +63,37 @@ class Tables:
         while len(self._known) > self._most:
             self._known.popitem(last=False)
         return found
+
+
+class _Room:
+    """How many more runs may wait, of tenants that have a quota of it: what is beyond waits for another turn."""
+
+    def __init__(self, rows: Sequence[Row], nodes: Mapping[str, int]) -> None:
+        self._left = {row["id"]: row["max_queued"] - row["queued"] for row in rows}
+        self._empty = {row["id"] for row in rows if not row["queued"] and row["max_queued"]}
+        self._nodes = nodes
+
+    @classmethod
+    async def read(cls, connection: Connection, rows: Sequence[Row]) -> _Room:
+        """Of the tenants of these backfills."""
+        bound = await connection.fetch(SQL["room"], list({row["tenant_id"] for row in rows}))
+        ids = [row["id"] for row in bound]
+        jobs = [row["job_id"] for row in rows if row["tenant_id"] in ids]
+        found = await connection.fetch(SQL["nodes"], ids, jobs) if jobs else []
+        return cls(bound, {row["id"]: row["nodes"] for row in found})
+
+    def take(self, row: Row, wanted: int) -> int:
+        """So many of those runs of a backfill that it wants. A workflow with more nodes than its tenant may have waiting
+        gets a run when nothing else waits, for it would never get one."""
+        tenant_id = row["tenant_id"]
+        if tenant_id not in self._left:
+            return wanted
+        each = 1 + self._nodes.get(row["job_id"], 0)
+        taken = min(wanted, max(self._left[tenant_id] // each, int(tenant_id in self._empty)))
+        if taken:
+            self._left[tenant_id] -= taken * each
+            self._empty.discard(tenant_id)
+        return taken
 
 
 class _Turn(NamedTuple):
@@ -121,16 +152,18 @@ async def _turns(connection: Connection, rows: Sequence[Row], tables: Tables) ->
             live[row["id"]] = row["live"]
         else:
             ended[row["id"]].append(row)
-    return [_turn(row, timetables[_key(row)], live[row["id"]], ended[row["id"]]) for row in rows]
+    room = await _Room.read(connection, rows)
+    return [_turn(row, timetables[_key(row)], live[row["id"]], ended[row["id"]], room) for row in rows]
 
 
-def _turn(row: Row, table: Timetable, live: int, ended: Sequence[Row]) -> _Turn:
+def _turn(row: Row, table: Timetable, live: int, ended: Sequence[Row], room: _Room) -> _Turn:
     state, next_at = row["state"], row["next_at"]
     if state in ("running", "paused") and row["job_state"] not in ("active", "paused"):
         return _Turn(row, [], next_at, ended, "cancelled")
     instants: list[datetime] = []
     if state == "running" and next_at is not None and live < row["max_concurrency"]:
-        instants, next_at = due_between(table, next_at, row["to_at"], row["max_concurrency"] - live)
+        more = room.take(row, row["max_concurrency"] - live)
+        instants, next_at = due_between(table, next_at, row["to_at"], more)
     if state in ("running", "paused") and next_at is None and not live and not instants:
         state = "completed"
     return _Turn(row, _runs(row, instants), next_at, ended, state)

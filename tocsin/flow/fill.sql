@@ -1,5 +1,16 @@
 -- :name due
--- Backfills of which runs have ended; and ($1) all that have room for another run, or nothing left to wait for.
+-- Backfills of which runs have ended; and ($1) all that have room for another run, or nothing left to wait for. What is
+-- of a tenant that has as many runs waiting as it may have, waits; else those would keep others from their turns.
+with full_up as materialized (
+    select t.id
+      from tenants t
+     where $1 and t.max_queued is not null
+       and exists (select from backfills b where b.tenant_id = t.id and b.state = 'running' and b.next_at is not null)
+       and (select count(*)
+              from (select from runs r
+                     where r.tenant_id = t.id and r.state in ('staged', 'ready', 'waiting') limit t.max_queued) r)
+           >= t.max_queued
+)
 select e.tenant_id, e.backfill_id::text as id
   from (select e.tenant_id, e.backfill_id from backfill_ends e limit 1000) e
 union
@@ -9,6 +20,7 @@ select b.tenant_id, b.id::text
         select count(*) as live
           from (select from runs r where r.tenant_id = b.tenant_id and r.backfill_id = b.id limit b.max_concurrency) r) l
  where case when b.next_at is null then l.live = 0 else b.state = 'running' and l.live < b.max_concurrency end
+   and (b.next_at is null or b.tenant_id not in (select f.id from full_up f))
  limit $2
 
 -- :name take
@@ -27,6 +39,22 @@ select b.tenant_id, b.id::text as id, b.job_id::text as job_id, b.state, b.to_at
          where j.tenant_id = b.tenant_id and j.id = b.job_id
          limit 1
            for share skip locked) j
+
+-- :name room
+-- Of these tenants those that have a quota of runs that wait, and how many more they may have.
+select t.id, t.max_queued,
+       (select count(*)
+          from (select from runs r
+                 where r.tenant_id = t.id and r.state in ('staged', 'ready', 'waiting') limit t.max_queued) r)::int as queued
+  from tenants t
+ where t.id = any($1::int[]) and t.max_queued is not null
+
+-- :name nodes
+-- Of these jobs those that are workflows, and how many nodes a run of each brings along.
+select n.workflow_id::text as id, count(*)::int as nodes
+  from jobs n
+ where n.tenant_id = any($1::int[]) and n.workflow_id = any($2::uuid[])
+ group by n.workflow_id
 
 -- :name plans
 select b.tenant_id, b.id::text as id, b.plan, b.from_at, b.to_at

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 from tocsin.errors import InvalidInput, NotFound
 from tocsin.flow import dead
-from tocsin.flow.dead import Chosen
+from tocsin.flow.dead import Chosen, Redriven
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.ids import parse_id
 from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, page
@@ -31,14 +33,29 @@ async def list_dead(call: Call) -> Reply:
 async def redrive(call: Call) -> Reply:
     body = call.decode(_letters)
     chosen, now = _chosen(body), call.node.db.clock.now()
-    await call.node.allowances.admit(call.who, call.wish, runs=len(body.ids) if body.ids else 1)
     try:
-        done = await dead.redrive(call.node.db, call.who, chosen, now, _per_second(body.rate), call.wish)
+        if body.ids:
+            await call.node.allowances.admit(call.who, call.wish, runs=len(body.ids))
+            done = await dead.redrive(call.node.db, call.who, chosen, now, _per_second(body.rate), call.wish)
+        else:
+            done = await _redrive_some(call, chosen, now, _per_second(body.rate))
     except Replay as first:
         left = await dead.remaining(call.node.db, call.who, chosen)
         return answer({"items": [{"id": id_} for id_ in first.ids], "remaining": left}, 200, REPLAYED)
     call.node.tell(done.hints)
     return answer({"items": [{"id": id_} for id_ in done.ids], "remaining": done.remaining})
+
+
+async def _redrive_some(call: Call, chosen: Chosen, now: datetime, per_second: float | None) -> Redriven:
+    """As many of those that match as the tenant has room for: the answer says how many remain."""
+    made, allowances = 0, call.node.allowances
+    grant = await allowances.admit_some(call.who, call.wish, dead.MOST_PER_CALL)
+    try:
+        done = await dead.redrive(call.node.db, call.who, chosen, now, per_second, call.wish, grant.most)
+        made = len(done.ids)
+    finally:
+        allowances.made(call.who, grant, made)
+    return done
 
 
 @route("POST", "/v1/dead-letters/discard", "runs.operate")

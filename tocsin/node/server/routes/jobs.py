@@ -121,7 +121,7 @@ async def submit_runs_of(call: Call, runs: list[RunRequest]) -> Stored | Replay:
     """Make runs of the job that the path names."""
     now = call.node.db.clock.now()
     request = RunsRequest(call.who, call.id(), [run.asked_at(now) for run in runs], "api", call.wish)
-    await call.node.allowances.admit(call.who, request.wish, runs=len(runs))
+    await call.node.allowances.admit(call.who, request.wish, runs=len(runs), of=request.job_id)
     if len(call.body) > LARGE or any(run.sensitive for run in runs):
         sensitive = await _is_sensitive(call)
         if sensitive is not None:  # else nothing comes of it, and nothing is to be left behind

@@ -78,7 +78,7 @@ async def cancel_run(call: Call) -> Reply:
 @route("POST", "/v1/runs/{id}/retry", "runs.operate")
 async def retry_run(call: Call) -> Reply:
     call.decode(_nothing, b"{}")
-    await call.node.allowances.admit(call.who, call.wish, runs=1)
+    await call.node.allowances.admit(call.who, call.wish, runs=1, of=call.id())
     try:
         new, hints = await dead.retry(
             call.node.db, call.who, call.id(), call.node.db.clock.now(), call.wish, call.node.parquet

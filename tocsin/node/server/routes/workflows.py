@@ -240,7 +240,7 @@ async def retry_workflow_run(call: Call) -> Reply:
     run = await workflow_runs.get(node.db, call.who, call.id(), node.parquet)
     if run["state"] in LIVE:
         raise Conflict("this workflow run is under way", code="under_way")
-    await node.allowances.admit(call.who, call.wish, runs=1)
+    await node.allowances.admit(call.who, call.wish, runs=1, of=run["head_run_id"])
     headers = None
     try:
         now = node.db.clock.now()
