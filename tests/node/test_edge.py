@@ -14,7 +14,7 @@ from tests.flow.kit import PROCESS, Scene
 from tocsin.errors import ApiProblem, SetupError, TooManyRequests
 from tocsin.node.server import http
 from tocsin.node.server.app import build
-from tocsin.node.server.edge import Edge, common_headers
+from tocsin.node.server.edge import Edge, _reads_as_address, common_headers
 from tocsin.node.server.protocol import HttpServer, Request
 from tocsin.node.server.rates import Rate
 from tocsin.settings import Settings
@@ -112,6 +112,17 @@ def test_names_that_are_not(host: str) -> None:
     assert [refusal(edge, request(host=host)) for _ in range(2)] == ["unknown_host"] * 2
     assert refusal(edge, request("/healthz", host=host)) is None, "who probes may know us by another name"
     assert refusal(edge, request("/metrics", host=host)) == "unknown_host"
+
+
+def test_long_names_are_not_remembered() -> None:
+    edge = Edge(Settings(proxies="192.0.2.0/24"))
+    known = _reads_as_address.cache_info().currsize
+    for number in range(10):
+        assert refusal(edge, request(host=f"{number}" + "a" * 300)) == "unknown_host"
+        forwarded = request(x_forwarded_for=f"fe80::{number}%" + "z" * 300)
+        forwarded._line = type("Line", (), {"peer": "192.0.2.1"})()
+        assert edge.address(forwarded) == "192.0.2.1"
+    assert _reads_as_address.cache_info().currsize <= known + 1, "that of the proxy alone"
 
 
 def test_names_that_are_given() -> None:

@@ -30,6 +30,7 @@ _BURST, _GUESSES = 2.0, 10.0  # seconds' worth at once: of requests, of failures
 # Of one key, a second: a fleet of two thousand may start at once, and nobody fills the list of workers.
 _REGISTRATIONS, _FLEET = 20.0, 100.0
 _MOST_HOSTS_KNOWN = 1000
+_LONGEST_NAME = 253  # of a host, as DNS has it; an address is shorter
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([a-zA-Z0-9._-]+))(?::\d{1,5})?", re.ASCII)
 _KEY_NAMES = frozenset(("key", "api_key", "apikey", "token", "access_token", "id_token", "authorization", "password"))
 _PROBES = frozenset(("/healthz", "/readyz"))  # asked under whatever name or address a prober knows
@@ -187,8 +188,13 @@ def _networks(text: str) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(network, strict=False) for network in listed(text))
 
 
-@functools.lru_cache(4096)
 def _is_address(text: str) -> bool:
+    # What is longer is remembered nowhere: thousands of such texts would be kept below.
+    return len(text) <= _LONGEST_NAME and _reads_as_address(text)
+
+
+@functools.lru_cache(4096)
+def _reads_as_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
