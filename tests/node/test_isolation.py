@@ -59,7 +59,8 @@ async def test_an_admin_makes_no_worker_or_platform_keys_and_acts_for_nobody_els
         await admin.post("/v1/keys", {"role": role}, expect=403)
     for slug in ("default", "other", "unknown"):
         await admin.get("/v1/jobs", headers={"tocsin-tenant": slug}, expect=403)
-    await scene.api.get("/v1/jobs", headers={"tocsin-tenant": "unknown"}, expect=404)
+    for slug in ("unknown", "", "A", "a b"):
+        await scene.api.get("/v1/jobs", headers={"tocsin-tenant": slug}, expect=404)
 
 
 @pytest.fixture

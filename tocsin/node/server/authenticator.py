@@ -55,7 +55,7 @@ class Authenticator:
             if key.startswith(keys.RUN_PREFIX):
                 return self._attempt(request, key)
             who = await self._known_or_found(request, key)
-        if slug := request.headers.get("tocsin-tenant"):
+        if (slug := request.headers.get("tocsin-tenant")) is not None:
             if not _SLUG.fullmatch(slug):
                 raise NotFound("there is no such tenant")
             who = await tenants.act_for(self._node.db, who, slug)
