@@ -244,7 +244,7 @@ async def test_cookies_stand_in_lines_of_their_own(node: Node) -> None:
     server = HttpServer(build(node))
     port = await server.start("127.0.0.1", 0)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-        reply = await client.post("/logout", headers={"origin": f"http://127.0.0.1:{port}"})
+        reply = await client.post("/logout", headers={"origin": ORIGIN})
     assert reply.status_code == 303 and len(reply.headers.get_list("set-cookie")) == 2
     await server.stop(grace=1.0)
 
@@ -342,11 +342,25 @@ async def test_a_session_changes_nothing_for_a_page_of_another_site(issuer: Test
         {"sec-fetch-site": "same-origin", "origin": "https://evil.example"},
         {"sec-fetch-site": "cross-site", "origin": ORIGIN},
         {"origin": "http://tocsin.example.com.evil.example"},
+        {"origin": "http://tocsin.example.com"},
+        {"origin": "http://tocsin.example.com", "host": "tocsin.example.com"},
+        {"origin": "http://localhost:8470", "host": "localhost:8470"},
     ):
         refused = await browser.ask("POST", "/v1/jobs", json=JOB, headers=headers)
         assert (refused.status_code, refused.json()["code"]) == (403, "cross_site"), headers
     for headers in ({"origin": ORIGIN}, {"sec-fetch-site": "same-origin"}):
         assert (await browser.ask("PUT", f"/v1/jobs/by-name/{JOB['name']}", json=JOB, headers=headers)).is_success
+
+
+async def test_a_page_is_ours_however_the_public_url_is_written(
+    issuer: TestIssuer, browser: Browser, node: Node, tmp_path: Path
+) -> None:
+    await browser.log_in(issuer)
+    for written in ("https://Tocsin.Example.com", f"{ORIGIN}:443"):
+        node.logins = Logins(Node(replace(node.settings, public_url=written)))
+        node.logins._node = node
+        made = await browser.ask("PUT", f"/v1/jobs/by-name/{JOB['name']}", json=JOB, headers={"origin": ORIGIN})
+        assert made.is_success, made.text
 
 
 async def test_a_session_is_what_was_sealed_here_and_nothing_else(issuer: TestIssuer, browser: Browser) -> None:

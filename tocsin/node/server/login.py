@@ -81,7 +81,8 @@ class Logins:
         settings = node.settings
         scheme = "https" if settings.tls_cert else "http"
         self._origin = settings.public_url or f"{scheme}://localhost:{settings.port}"
-        self._scheme = scheme
+        # Behind a proxy with TLS a page that came without it, which others could have written, is not ours.
+        self._scheme = None if settings.public_url else scheme
 
     # ── /login, /login/callback, /logout, /logout/everywhere ─────────────────────────────────────────────────────
 
@@ -202,7 +203,9 @@ class Logins:
     def _refuse_cross_site(self, request: Request) -> None:
         """A browser sends its cookies along whoever makes it call: only our own pages may change something by them."""
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-        ours = (None, self._origin, f"{self._scheme}://{request.headers.get('host', '')}")
+        ours = [None, _as_browsers_write(self._origin)]
+        if self._scheme is not None:  # by whatever name the edge lets it be called
+            ours.append(f"{self._scheme}://{request.headers.get('host', '')}")
         if (site is None and origin is None) or site not in (None, "same-origin") or origin not in ours:
             raise Forbidden("a page of another site may not do this with your session", code="cross_site")
 
@@ -233,6 +236,12 @@ class Logins:
             except (ApiProblem, msgspec.MsgspecError):
                 continue
         return None
+
+
+def _as_browsers_write(origin: str) -> str:
+    """In small letters, and without the port that goes without saying."""
+    origin = origin.lower()
+    return origin.removesuffix(":443" if origin.startswith("https:") else ":80")
 
 
 def _gone(name: str) -> str:
