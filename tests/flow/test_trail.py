@@ -16,6 +16,7 @@ import asyncpg
 import pytest
 
 from tests.flow.kit import PROCESS, Scene
+from tocsin.errors import Unauthorized
 from tocsin.flow import seal, trail
 from tocsin.flow.shared import audit
 from tocsin.model.audit import GENESIS, link
@@ -153,6 +154,24 @@ async def test_the_audit_is_exported_page_by_page(scene: Scene, monkeypatch: pyt
     _, parts = await exported(scene, f"target={listed[1]['target']}")
     assert [json.loads(part) for part in parts] == [listed[1]]
     assert (await exported(scene, "action=none"))[1] == []
+
+
+async def test_an_export_ends_with_its_key(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "_PAGE", 2)
+    await chained(scene)
+    made = await scene.api.post("/v1/keys", {"role": "admin"})
+    headers = {"authorization": f"Bearer {made['key']}"}
+    for kind in (b"format=ndjson", b"format=csv"):
+        reply = await build(scene.node)(Request("GET", "/v1/audit/export", kind, headers))
+        assert reply.stream is not None
+        await anext(reply.stream)
+        if kind == b"format=csv":
+            await scene.api.delete(f"/v1/keys/{made['id']}")
+            assert b"seq" not in await anext(reply.stream), "the page that was read with the call"
+            with pytest.raises(Unauthorized):
+                await anext(reply.stream)
+        else:
+            assert await anext(reply.stream)
 
 
 async def test_an_export_for_spreadsheets_has_no_formula(scene: Scene) -> None:

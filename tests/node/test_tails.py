@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import PATIENCE
@@ -19,7 +20,8 @@ from tocsin.flow import logs
 from tocsin.node import tails as module
 from tocsin.node.assemble import Node
 from tocsin.node.server.app import build
-from tocsin.node.server.protocol import Reply, Request
+from tocsin.node.server.protocol import HttpServer, Reply, Request
+from tocsin.node.server.routes import logs as routes
 from tocsin.settings import Settings
 
 Run = dict[str, Any]
@@ -209,3 +211,25 @@ async def test_a_log_is_downloaded_whole_as_text_that_does_no_harm_or_as_documen
     assert [d["seq"] for d in documents] == list(range(1, 1203)) and documents[0]["text"] == evil
     assert (documents[1]["text"], documents[1]["logger"], documents[1]["fields"]) == ("said", "db", {"n": 1})
     await scene.api.get(f"/v1/runs/{run['run_id']}/logs/download?format=pdf", expect=400)
+
+
+async def test_a_download_ends_with_its_key_and_is_seen_to_be_cut(
+    scene: Scene, worker: WorkerHand, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_PAGE", 10)
+    await worker.ship(chunk(run, 0, *(f"line {i}" for i in range(100))))
+    made = await scene.api.post("/v1/keys", {"role": "viewer"})
+    living = scene.node.authenticator.living
+
+    async def revoked(keys: set[str]) -> set[str]:
+        await scene.api.delete(f"/v1/keys/{made['id']}")
+        return await living(keys)
+
+    server = HttpServer(build(scene.node))
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}/v1/runs/{run['run_id']}/logs/download"
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {made['key']}"}) as http:
+        assert (await http.get(url)).text.count("line") == 100
+        monkeypatch.setattr(scene.node.authenticator, "living", revoked)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get(url)
+    await server.stop(grace=1.0)

@@ -24,6 +24,7 @@ from tocsin.errors import (
     PreconditionFailed,
     ServerFault,
     TooManyRequests,
+    Unauthorized,
     UnsupportedMedia,
 )
 from tocsin.flow import catalog, history
@@ -103,6 +104,12 @@ class Call:
             return found and found.at
 
         return estimate
+
+    async def check_welcome(self) -> None:
+        """Raise if the caller's key has ended: an answer that comes page by page outlives the look at it that the call
+        began with."""
+        if not await self.node.authenticator.living({self.who.key_id}):
+            raise Unauthorized("this key or token is not good any more")
 
     def id(self, name: str = "id") -> str:
         """An id from the path; what is not one does not exist."""

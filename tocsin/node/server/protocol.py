@@ -344,6 +344,9 @@ class HttpConnection(asyncio.Protocol):
                 return
         except ClientGone:
             return
+        except ApiProblem as error:  # in the midst of a stream: its last part does not come, so it is known to be cut
+            log.info("an answer was cut", path=request.path, why=str(error))
+            request.keep_alive = False
         except Exception as error:
             log.error("answer failed", path=request.path, error=repr(error), exc_info=error)
             request.keep_alive = False

@@ -65,6 +65,7 @@ async def _pages(call: Call, wanted: trail.Filter, page: trail.Page) -> AsyncGen
             yield page.records
         if page.next is None:
             return
+        await call.check_welcome()
         page = await trail.list_records(node.db, node.parquet, call.who, wanted, page.next, _PAGE)
 
 

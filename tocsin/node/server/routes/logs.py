@@ -92,6 +92,7 @@ async def _written(
             yield b"".join(map(_text if kind == "text" else _document, page.items))
         if not page.more:
             return
+        await call.check_welcome()
         page = await _read(call, run_id, page.attempt, stream, page.upto, _PAGE)
 
 
