@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from tests import PATIENCE
 from tests.cluster.cluster import until
+from tests.node.test_edge_tls import House
+from tests.node.test_edge_tls import ask as shaken
 from tests.node.test_protocol import Desk, Line
-from tocsin.node.server import protocol
+from tocsin.node.server import listen, protocol
 from tocsin.node.server.protocol import HttpServer, Reply, Request
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -63,6 +67,52 @@ async def test_one_address_does_not_take_all(desk: Desk) -> None:
     lines.pop().writer.close()
     await reached(desk, 4)
     assert (await (await desk.call()).say(GET).hear())[0] == 200
+
+
+async def test_with_tls_who_never_shakes_hands_is_counted_and_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "_HANDSHAKE_SECONDS", 0.5)
+    house = House(tmp_path)
+    house.http = HttpServer(house._respond, most=20)
+    house.port = await house.http.start("127.0.0.1", 0, house.certificate.context)
+    silent = [await asyncio.open_connection("127.0.0.1", house.port) for _ in range(30)]
+
+    async def over() -> bool:
+        return sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) >= 25
+
+    await until("25 of them are sent away, for a quarter of 20 is for one address", over)
+    assert house.http._open <= 5 and not house.http.connections
+
+    async def forgotten() -> bool:
+        return house.http._open == 0 and not house.http._by_address
+
+    await until("the others had their time", forgotten)
+    lines = [await house.call() for _ in range(5)]
+    with pytest.raises(OSError, match=r".*"):
+        await house.call()
+    assert [(await shaken(*line)).startswith(b"HTTP/1.1 200") for line in lines] == [True] * 5
+    for _, writer in (*lines, *silent):
+        writer.close()
+    await until("all are gone", forgotten)
+    await house.http.stop(grace=1.0)
+
+
+async def test_with_tls_a_server_that_leaves_lets_go_of_who_has_not_shaken_hands(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.port = await house.http.start("127.0.0.1", 0, house.certificate.context)
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+
+    async def counted() -> bool:
+        return house.http._open == 1
+
+    await until("it is counted", counted)
+    await house.http.stop(grace=PATIENCE)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+    writer.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", house.port)
 
 
 async def test_many_slow_heads_are_cut_and_others_go_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ async def test_old_versions_and_plain_words_are_not_answered(house: House) -> No
 async def test_a_handshake_that_does_not_come_is_cut(
     house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tocsin.node.server.protocol._HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("tocsin.node.server.listen._HANDSHAKE_SECONDS", 0.1)
     server = HttpServer(house._respond)
     port = await server.start("127.0.0.1", 0, house.certificate.context)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

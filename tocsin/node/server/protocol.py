@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl
 import httptools
 
 from tocsin.errors import ApiProblem, BadRequest, HeadersTooLarge, RequestTimeout, TooLarge, Unavailable
+from tocsin.node.server.listen import Caller, TlsListener
 from tocsin.telemetry import CONNECTIONS_REFUSED, get_logger
 from tocsin.wire import encode
 
@@ -38,7 +39,6 @@ _BODY_SECONDS, _BODY_RATE = 30.0, 16_384  # a body has so long, and a second mor
 _IDLE_SECONDS, _CROWDED_IDLE_SECONDS = 75.0, 5.0
 _CROWDED = 0.75  # of all connections that may be
 _ONE_ADDRESS = 0.25  # of them may come from one
-_HANDSHAKE_SECONDS = 10.0
 _STALLED_SECONDS = 30.0  # a caller that does not read its answer
 _LINGER_SECONDS = 1.0
 _TICK = 1.0
@@ -189,10 +189,11 @@ class Request:
             self._arrived.set_result(None)
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(Caller):
     """One caller. Its requests are answered one after the other, in the order they came."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, counted_from: str | None = None) -> None:
+        """`counted_from`: the address from which it was counted in already."""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -212,17 +213,21 @@ class HttpConnection(asyncio.Protocol):
         self._last: ApiProblem | None = None  # said after the answer under way
         self._can_write: asyncio.Future[None] | None = None
         self.lost = False
-        self.admitted = False
-        self.peer = ""
+        self.admitted = counted_from is not None
+        self.peer = counted_from or ""
         self.deadline = time.monotonic() + _HEAD_SECONDS
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self.peer = str((transport.get_extra_info("peername") or [""])[0])
-        self.admitted = self._server.admit(self)
+        self.met = True
         if not self.admitted:
+            self.peer = str((transport.get_extra_info("peername") or [""])[0])
+            self.admitted = self._server.admit(self.peer)
+        if self.admitted:
+            self._server.connections.add(self)
+        else:
             text = "there are too many connections, in all or from this address"
             self._refuse(Unavailable(text, code="too_many_connections", headers={"retry-after": "5"}))
             self._transport.close()
@@ -499,24 +504,20 @@ class HttpServer:
         self._most, self._most_of_one = most, max(1, int(most * _ONE_ADDRESS))
         self._trusted = trusted
         self._by_address: Counter[str] = Counter()
+        self._open = 0
         self._emptied = asyncio.Event()
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self._clock: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Accept callers; answers the port, which the system chooses if it is 0."""
         loop = asyncio.get_running_loop()
         self._tick(loop)
-        self._listener = await loop.create_server(
-            lambda: HttpConnection(self),
-            host,
-            port,
-            backlog=2048,
-            ssl=tls,
-            ssl_handshake_timeout=_HANDSHAKE_SECONDS if tls else None,
-            ssl_shutdown_timeout=_LINGER_SECONDS if tls else None,
-        )
-        return int(self._listener.sockets[0].getsockname()[1])
+        if tls is not None:
+            listener = self._listener = TlsListener(self, lambda peer: HttpConnection(self, peer), tls)
+            return await listener.start(host, port)
+        server = self._listener = await loop.create_server(lambda: HttpConnection(self), host, port, backlog=2048)
+        return int(server.sockets[0].getsockname()[1])
 
     async def stop(self, grace: float) -> None:
         """Accept nobody any more, let what is under way end within `grace` seconds, then cut what is left."""
@@ -533,15 +534,22 @@ class HttpServer:
         if self._clock is not None:
             self._clock.cancel()
 
-    def admit(self, connection: HttpConnection) -> bool:
-        """Count a new connection in, unless there are too many."""
-        of_one = self._by_address[connection.peer]
-        if len(self.connections) >= self._most or (of_one >= self._most_of_one and not self._trusted(connection.peer)):
+    def admit(self, peer: str) -> bool:
+        """Count a new connection from there in, unless there are too many."""
+        of_one = self._by_address.get(peer, 0)
+        if self._open >= self._most or (of_one >= self._most_of_one and not self._trusted(peer)):
             CONNECTIONS_REFUSED.inc()
             return False
-        self._by_address[connection.peer] = of_one + 1
-        self.connections.add(connection)
+        self._by_address[peer] = of_one + 1
+        self._open += 1
         return True
+
+    def release(self, peer: str) -> None:
+        """One from there is closed."""
+        self._open -= 1
+        self._by_address[peer] -= 1
+        if not self._by_address[peer]:
+            del self._by_address[peer]
 
     def head_lines(self, own: Mapping[str, str] | None) -> str:
         """The lines of an answer's own headers and of the common ones."""
@@ -556,9 +564,7 @@ class HttpServer:
         if not connection.admitted:
             return
         self.connections.discard(connection)
-        self._by_address[connection.peer] -= 1
-        if not self._by_address[connection.peer]:
-            del self._by_address[connection.peer]
+        self.release(connection.peer)
         if self.leaving and not self.connections:
             self._emptied.set()
 
@@ -566,7 +572,7 @@ class HttpServer:
         """Once a second, for all: a timer per request would cost more than the request's headers."""
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
         now = time.monotonic()
-        crowded = len(self.connections) > self._most * _CROWDED
+        crowded = self._open > self._most * _CROWDED
         hurry = _IDLE_SECONDS - _CROWDED_IDLE_SECONDS if crowded else 0.0
         for connection in list(self.connections):
             connection.look_at_clock(now, hurry)
