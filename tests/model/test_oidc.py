@@ -135,6 +135,17 @@ def test_one_of_several_audiences_is_enough() -> None:
         checked(several, aud=["x"])
 
 
+@pytest.mark.parametrize("audience", ["console", ["console"], ["tocsin", "console"], ["tocsin", "cli"]])
+def test_what_is_made_for_a_client_must_say_that_it_is_for_access(audience: Any) -> None:
+    issuer = parsed(audience=["tocsin", "console"], client_id="console", clients=["cli"])
+    for kind, claim in (("JWT", None), (None, None), ("JWT", "x"), ("JWT", 1)):
+        with pytest.raises(Refused, match="identity token"):
+            checked(issuer, kind, aud=audience, typ=claim, azp="cli")
+    for kind, claim in (("at+jwt", None), ("application/AT+JWT", None), ("JWT", "Bearer")):
+        checked(issuer, kind, aud=audience, typ=claim, azp="cli")
+    checked(issuer, "JWT", aud="tocsin", azp="cli")
+
+
 @pytest.mark.parametrize("kind", [None, "JWT", "at+jwt", "AT+JWT", "application/at+jwt"])
 def test_types_of_access_tokens(kind: str | None) -> None:
     checked(kind=kind)

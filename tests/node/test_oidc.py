@@ -138,7 +138,9 @@ CLAIMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("claims", CLAIMS.values(), ids=CLAIMS)
 async def test_claims_that_are_not_ours(issuer: TestIssuer, ask: Ask, claims: dict[str, Any]) -> None:
-    assert (await ask(issuer.token(**({"azp": "cli"} | claims)))).status_code == 401
+    refused = await ask(issuer.token(**({"azp": "cli"} | claims)))
+    assert refused.status_code == 401
+    assert refused.text == (await ask("not.a.token")).text, "nobody is told what to do better"
     assert (await ask(good(issuer))).status_code == 200
 
 

@@ -31,6 +31,8 @@ _TYPES = ("jwt", "at+jwt", "application/at+jwt")
 # What only a token has that tells a client who logged in: not meant for an API, and often seen by more eyes.
 _OF_ID_TOKENS = ("nonce", "at_hash", "c_hash", "s_hash")
 _NOT_FOR_ACCESS = ("id", "refresh", "offline", "logout")  # `typ` among the claims, as Keycloak has it
+# What only a token has that is for calling an API: its type, as RFC 9068 has it, or Keycloak's among the claims.
+_ACCESS_TYPES, _ACCESS_CLAIM = ("at+jwt", "application/at+jwt"), "bearer"
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 
@@ -217,9 +219,23 @@ def check_access(issuer: Issuer, token: Token, now: float) -> None:
     if any(name in claims for name in _OF_ID_TOKENS) or (isinstance(kind, str) and kind.lower() in _NOT_FOR_ACCESS):
         raise Refused("it is no access token")
     _check_common(issuer, claims, now, issuer.audiences)
+    _refuse_identity(issuer, token)
     given_to = claims.get("azp", claims.get("client_id"))
     if issuer.clients and given_to not in issuer.clients:
         raise Refused("it was given to a client that is not among `clients`")
+
+
+def _refuse_identity(issuer: Issuer, token: Token) -> None:
+    """Refuse what may tell a client who logged in: such a token is made for the client, and need not have a nonce. One
+    that is made for a client of ours must say that it is for access."""
+    audience, kind = token.claims["aud"], token.claims.get("typ")
+    made_for = [audience] if isinstance(audience, str) else audience
+    of_client = any(isinstance(each, str) and each in (issuer.client_id, *issuer.clients) for each in made_for)
+    says_access = (token.type or "").lower() in _ACCESS_TYPES or (
+        isinstance(kind, str) and kind.lower() == _ACCESS_CLAIM
+    )
+    if of_client and not says_access:
+        raise Refused("it is made for a client and does not say that it is no identity token")
 
 
 def check_identity(issuer: Issuer, token: Token, now: float, nonce: str) -> None:
