@@ -17,7 +17,7 @@ from docs import sdk
 from tocsin import errors, settings
 from tocsin.cli.main import app
 from tocsin.cli.shared import EXIT_CODES
-from tocsin.model.access import KEPT, PERMISSIONS, ROLES, SCOPED, allowed, kept_by
+from tocsin.model.access import KEPT, OWN_TERMS, PERMISSIONS, ROLES, SCOPED, allowed, kept_by
 from tocsin.model.blockers import CODES
 from tocsin.model.states import FINAL, JOB_STATES, LIVE, OPEN_JOB_STATES, RUN_MOVES
 from tocsin.node.server import routes, worker_routes
@@ -276,6 +276,8 @@ def access_page() -> str:
         + "\nThe token of a run (`TOCSIN_RUN_TOKEN`) is no key: it speaks for its own attempt, has "
         f"{' and '.join(f'`{p}`' for p in of_runs)} and nothing else, and dies with the attempt or with the lease of "
         "its worker.\n\n"
+        f"Of its tenant an admin changes {' and '.join(f'`{term}`' for term in OWN_TERMS)}, up to what the server "
+        "keeps for everybody; any other field is refused with 403 and named.\n\n"
         "## What each permission opens\n\n"
         + table("permission|calls", [(f"`{p}`", " · ".join(calls[p])) for p in PERMISSIONS if calls[p]])
         + "\n## Keys with a scope\n\nA key that is kept to some jobs may call these, as its role may; the longest "

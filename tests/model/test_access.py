@@ -24,7 +24,7 @@ from tocsin.model.access import (
 VIEWER = {"jobs.read", "runs.read", "fleet.read"}
 OPERATOR = VIEWER | {"jobs.operate", "runs.operate"}
 EDITOR = OPERATOR | {"jobs.write", "secrets.manage"}
-ADMIN = EDITOR | {"keys.manage", "audit.read", "usage.read"}
+ADMIN = EDITOR | {"keys.manage", "audit.read", "usage.read", "tenant.change"}
 EXPECTED = {
     "viewer": VIEWER,
     "operator": OPERATOR,

@@ -142,3 +142,39 @@ async def test_a_stream_of_an_erased_tenant_ends_and_others_go_on(live: Scene) -
         while b"goes-on" not in await anext(own):
             pass
     await own.aclose()
+
+
+async def test_an_admin_says_how_long_the_runs_and_logs_of_its_tenant_are_kept_and_nothing_else(
+    scene: Scene, acme: Api
+) -> None:
+    admin, editor = await scene.api.with_key("admin", "acme"), await scene.api.with_key("editor", "acme")
+    path, days = "/v1/tenants/acme", scene.node.settings.runs_days
+
+    async def refused(body: Any) -> str:
+        problem = await admin.call("PATCH", path, json=body, expect=403)
+        return str(problem["errors"][0]["path"])
+
+    kept = (await admin.call("PATCH", path, json={"retention": {"runs_days": 30, "logs_days": days}}))["retention"]
+    assert (kept["runs_days"], kept["logs_days"], kept["audit_days"]) == (30, days, None)
+    assert (await admin.call("PATCH", path, json={"retention": {"runs_days": None}}))["retention"]["runs_days"] is None
+    for body, term in (
+        ({"weight": 5}, "weight"),
+        ({"http_allow": ["10.0.0.0/8"]}, "http_allow"),
+        ({"quotas": {"max_jobs": None}}, "quotas.max_jobs"),
+        ({"retention": {"runs_days": 5, "audit_days": 1}}, "retention.audit_days"),
+        ({"retention": {"legal_hold": False}}, "retention.legal_hold"),
+        ({"retention": {"hot_days": 2}}, "retention.hot_days"),
+        ({"retention": {"preset": "compliance"}}, "retention.preset"),
+        ({"retention": {"logs_days": days + 1}}, "retention.logs_days"),
+    ):
+        assert await refused(body) == term
+    await scene.api.call("PATCH", path, json={"retention": {"preset": "compliance"}})
+    for value in (1, None):
+        assert await refused({"retention": {"runs_days": value}}) == "retention.runs_days", "the platform wants it so"
+    await editor.call("PATCH", path, json={"retention": {"runs_days": 1}}, expect=403)
+    await admin.call("PATCH", "/v1/tenants/default", json={"retention": {"runs_days": 1}}, expect=404)
+    rows = await scene.rows(
+        "select actor from audit where action = 'tenant.update'"
+        " and tenant_id = (select id from tenants where slug = 'acme')"
+    )
+    assert len(rows) == 2, "its own changes stand in its own audit"

@@ -150,7 +150,7 @@ def set_(
     as_json: Json = False,
 ) -> None:
     """Change a tenant's weight, quotas, whom within the platform's walls its http jobs may call, or how long its
-    records are kept."""
+    records are kept. An admin may set --runs-days and --logs-days of its own tenant."""
     quotas = _quotas(quota)
     days = {"runs_days": runs_days, "hot_days": hot_days, "logs_days": logs_days, "audit_days": audit_days}
     retention: dict[str, object] = {name: number or None for name, number in days.items() if number is not None}

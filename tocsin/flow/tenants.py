@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
@@ -11,7 +11,7 @@ from tocsin.clock import iso
 from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
-from tocsin.model.access import Identity
+from tocsin.model.access import OWN_TERMS, Identity
 from tocsin.model.addresses import check_entry
 from tocsin.model.limits import BadLimit, parse_rate
 from tocsin.model.quotas import NO_QUOTAS, Quotas
@@ -56,15 +56,21 @@ async def create_tenant(db: Database, who: Identity, body: NewTenant, wish: Wish
     return _document(row)
 
 
-async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPatch, wish: Wish | None = None) -> None:
+async def change_tenant(
+    db: Database, who: Identity, slug: str, patch: TenantPatch, usual: Mapping[str, int], wish: Wish | None = None
+) -> None:
     """Another weight, other quotas, a list of allowed hosts or how long records are kept; every node goes by them
-    within a second or two, by the list at once."""
+    within a second or two, by the list at once. `usual`: for how long the server keeps what an admin may turn."""
+    if who.role != "platform":
+        _refuse_terms(patch)
     async with db.transaction("tenants") as connection:
         await recall(connection, wish)
         was = await connection.fetchrow(SQL["lock"], slug)
         if was is None:
             raise _unknown()
         _refuse_erasing(was)
+        if who.role != "platform":
+            _refuse_beyond(_named(patch.retention), was, usual)
         weight = was["weight"] if patch.weight is UNSET else patch.weight
         quotas = _changed(Quotas.of(was), patch.quotas)
         allow = was["http_allow"] if patch.http_allow is UNSET else _allowed(patch.http_allow)
@@ -74,6 +80,37 @@ async def change_tenant(db: Database, who: Identity, slug: str, patch: TenantPat
         entry = audit.platform_entry(who, "tenant.update", f"tenant:{slug}", **detail)
         await audit.record(connection, entry)
         await remember(connection, wish, 200, [])
+
+
+def _refuse_terms(patch: TenantPatch) -> None:
+    """An admin changes what harms nobody but its own tenant."""
+    for term in sorted(_terms(patch)):
+        if term not in OWN_TERMS:
+            raise _not_yours(term, "only a platform key may change this")
+
+
+def _terms(patch: TenantPatch) -> Iterator[str]:
+    """What a patch names, by its path."""
+    for name in patch.__struct_fields__:
+        value = getattr(patch, name)
+        if isinstance(value, QuotaPatch | RetentionPatch):
+            yield from (f"{name}.{one}" for one in value.__struct_fields__ if getattr(value, one) is not UNSET)
+        elif value is not UNSET:
+            yield name
+
+
+def _refuse_beyond(named: Mapping[str, int | None], was: Row, usual: Mapping[str, int]) -> None:
+    """Within what the server does for everybody: longer is for the platform to grant, and what it has granted, or asked
+    for, to take away."""
+    for name, days in named.items():
+        if days is not None and days > usual[name]:
+            raise _not_yours(f"retention.{name}", f"is at most {usual[name]}, as long as the server keeps them")
+        if was[name] is not None and was[name] > usual[name]:
+            raise _not_yours(f"retention.{name}", "the platform has them kept for longer than usual; ask there")
+
+
+def _not_yours(path: str, why: str) -> Forbidden:
+    return Forbidden(f"{path}: {why}", errors=[{"path": path, "code": "forbidden", "message": why}])
 
 
 async def switch(

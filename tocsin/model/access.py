@@ -16,7 +16,7 @@ ROLES: dict[Role, str] = {
     "viewer": "reads jobs, runs, logs and reports",
     "operator": "also pauses, runs, cancels, retries and redrives",
     "editor": "also makes and changes jobs, calendars, circuits and secrets",
-    "admin": "also looks after its tenant's keys and reads its audit and usage",
+    "admin": "also looks after its tenant's keys and how long runs and logs are kept, and reads its audit and usage",
     "worker": "lets workers register, and see what they claimed; nothing else",
     "platform": "does all of that for every tenant, and looks after tenants, pools, workers and master keys",
 }
@@ -45,12 +45,17 @@ PERMISSIONS: dict[str, Role | Literal["run"]] = {
     "keys.manage": "admin",
     "audit.read": "admin",
     "usage.read": "admin",
+    "tenant.change": "admin",
     "fleet.operate": "platform",
     "tenants.manage": "platform",
     "worker.serve": "worker",
     "run.read": "run",
     "run.complete": "run",
 }
+
+# What of its own tenant an admin may change, within what the server does for everybody; all else is the platform's, for
+# others pay for it, or it binds the tenant itself.
+OWN_TERMS = ("retention.runs_days", "retention.logs_days")
 
 # How a key with a scope is kept to its jobs, in the words of the docs.
 Kept = Literal["job", "run", "rows", "body", "free"]

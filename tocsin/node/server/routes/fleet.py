@@ -61,11 +61,13 @@ async def get_tenant(call: Call) -> Reply:
     return await _tenant(call)
 
 
-@route("PATCH", "/v1/tenants/{slug}", "tenants.manage")
+@route("PATCH", "/v1/tenants/{slug}", "tenant.change")
 async def change_tenant(call: Call) -> Reply:
-    patch = call.decode(_tenant_patch)
+    patch, slug = call.decode(_tenant_patch), _seen_slug(call)
+    settings = call.node.settings
+    usual = {"runs_days": settings.runs_days, "logs_days": settings.logs_days}
     try:
-        await tenants.change_tenant(call.node.db, call.who, _slug(call), patch, call.wish)
+        await tenants.change_tenant(call.node.db, call.who, slug, patch, usual, call.wish)
     except Replay:
         return await _tenant(call, REPLAYED)
     return await _tenant(call)
@@ -114,11 +116,15 @@ async def _tenant(call: Call, headers: dict[str, str] | None = None, status: int
 
 
 async def _document(call: Call) -> dict[str, Any]:
+    return await tenants.get_tenant(call.node.db, _seen_slug(call))
+
+
+def _seen_slug(call: Call) -> str:
     """A tenant's; anybody but the platform sees its own only."""
     slug = _slug(call)
     if call.who.role != "platform" and slug != call.who.tenant:
         raise NotFound("there is no such tenant")
-    return await tenants.get_tenant(call.node.db, slug)
+    return slug
 
 
 def _slug(call: Call) -> str:
