@@ -10,7 +10,7 @@ import hmac
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -213,6 +213,30 @@ async def test_a_signed_request_verifies_at_its_receiver(caller: Caller, site: S
     assert headers["Webhook-Signature"] == f"v1,{mac}" and headers["Webhook-Id"] == end.run_id
     missing = await caller.call(site.url, sign_with="SIGN")
     assert error_of(missing) == ("failed", "arguments") and len(site.requests) == 1
+
+
+def received(secret: bytes, headers: Mapping[str, str], body: bytes, now: float) -> bool:
+    """Whether a receiver believes a request, as Standard Webhooks tells it to look."""
+    sent = headers["Webhook-Timestamp"]
+    content = f"{headers['Webhook-Id']}.{sent}.".encode() + body
+    right = "v1," + base64.b64encode(hmac.new(secret, content, hashlib.sha256).digest()).decode()
+    fits = any(hmac.compare_digest(right, one) for one in headers["Webhook-Signature"].split(" "))
+    return fits and abs(now - int(sent)) <= 300
+
+
+async def test_a_receiver_believes_neither_another_body_nor_an_old_request(caller: Caller, site: Site) -> None:
+    old, new = b"0123456789abcdef", b"fedcba9876543210"
+    secrets = {"SIGN": " ".join("whsec_" + base64.b64encode(key).decode() for key in (new, old))}
+    await caller.call(site.url, sign_with="SIGN", secrets=secrets, args={"amount": 1})
+    [(_, _, headers, body)] = site.requests
+    sent = int(headers["Webhook-Timestamp"])
+    assert received(new, headers, body, sent + 299) and received(old, headers, body, sent), "both while they change"
+    assert not received(b"a secret of another", headers, body, sent)
+    assert not received(new, headers, body.replace(b"1", b"2"), sent), "an altered body"
+    assert not received(new, headers, body, sent + 301), "an old one, sent again"
+    fresh = dict(headers) | {"Webhook-Timestamp": str(sent + 301)}
+    assert not received(new, fresh, body, sent + 301), "an old one that says it is new"
+    assert not received(new, dict(headers) | {"Webhook-Id": "another"}, body, sent), "another's name"
 
 
 async def test_arguments_that_make_no_request_send_none(caller: Caller, site: Site) -> None:
