@@ -213,6 +213,8 @@ def _edge(made: Stand, options: argparse.Namespace, report: Report) -> None:
     report.add("submit beside a key at 10× its rate", f"p99 {found.flooded_p99:.1f} ms", f"bar: 2× alone; {told}")
     share = f"{found.refused:,} of {found.asked:,} were refused"
     report.add("server's CPU of a flood, a request", f"{found.flood_us:.0f} µs", share)
+    share = f"{found.worker_refused:,} of {found.worker_asked:,} were refused"
+    report.add("a flood of no worker where workers call", f"{found.worker_refused / found.worker_asked:.0%}", share)
 
 
 def _audit(made: Stand, options: argparse.Namespace, report: Report) -> None:

@@ -7,13 +7,20 @@ With and without walls in one run and by turns, on two servers of one database: 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import http.client
+import http.server
+import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from joserfc.jwk import RSAKey
+from joserfc.jws import JWSRegistry
 
 from bench import bare
 from bench.cpu import tree
@@ -25,6 +32,7 @@ BAR = 0.15
 REFUSAL_MS, REVOKED_SECONDS = 50.0, 1.0
 _REFUSALS = 300
 _REVOCATIONS = 10
+_LARGE_TOKEN = 8192  # characters: no longer one is looked at
 _NOWHERE = "019a0000-0000-7000-8000-000000000000"
 # The edge would refuse the load itself before it came to what is measured.
 _UNLIMITED = {"rate_per_key": 0.0, "rate_per_address": 0.0, "auth_failures_per_address": 0.0}
@@ -77,9 +85,12 @@ class Access:
 def measure(stand: Stand, repeat: int) -> Access:
     """Walls, refusals, revocations."""
     asyncio.run(stand.execute(bare.SET_UP))
-    walled = stand.add_server(**_UNLIMITED)
-    naked = stand.add_server(module="bench.bare", **_UNLIMITED)
-    return Access(_walls(stand, walled, naked, repeat), _refusals(stand, walled), _revocations(stand, walled))
+    with Issuer() as issuer:
+        walled = stand.add_server(**_UNLIMITED, oidc=issuer.setting)
+        naked = stand.add_server(module="bench.bare", **_UNLIMITED)
+        found = _walls(stand, walled, naked, repeat)
+        refusals = [_refused(stand, walled, *one) for one in (*_reasons(stand), *issuer.refused())]
+        return Access(found, refusals, _revocations(stand, walled))
 
 
 def _walls(stand: Stand, walled: Api, naked: Api, repeat: int) -> list[Walls]:
@@ -103,10 +114,6 @@ def _walls(stand: Stand, walled: Api, naked: Api, repeat: int) -> list[Walls]:
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _refusals(stand: Stand, server: Api) -> list[Refusal]:
-    return [_refused(stand, server, *one) for one in _reasons(stand)]
-
-
 def _reasons(stand: Stand) -> Iterator[tuple[str, int, str, str]]:
     """What is refused, by which status, with which key, and where."""
     api = stand.api
@@ -127,6 +134,73 @@ def _reasons(stand: Stand) -> Iterator[tuple[str, int, str, str]]:
     yield "an id that nobody has", 404, viewer, f"/v1/jobs/{_NOWHERE}"
     yield "beyond a key's scope", 403, scoped, "/v1/pools"
     yield "a job beyond it", 404, scoped, f"/v1/jobs/{foreign}"
+
+
+class Issuer:
+    """An issuer of OpenID Connect on this machine, and tokens of it that are not to be believed."""
+
+    def __init__(self) -> None:
+        self._key = RSAKey.generate_key(2048, {"kid": "bench", "use": "sig"})
+        keys = {"keys": [self._key.as_dict(private=False)]}
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Published)
+        self._url = f"http://127.0.0.1:{self._server.server_port}"
+        discovery = {"issuer": self._url, "jwks_uri": f"{self._url}/keys"}
+        _Published.documents = {"/.well-known/openid-configuration": discovery, "/keys": keys}
+
+    def __enter__(self) -> Issuer:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def setting(self) -> str:
+        """What a server is told of it."""
+        rule = {"claim": "sub", "equals": "bench", "tenant": "default", "role": "viewer"}
+        return json.dumps({"issuers": [{"issuer": self._url, "audience": "tocsin", "rules": [rule]}]})
+
+    def token(self, kid: str = "bench", **claims: Any) -> str:
+        """Signed, and good unless it is told otherwise."""
+        now = int(time.time())
+        whole = {"iss": self._url, "aud": "tocsin", "sub": "bench", "iat": now, "exp": now + 3600} | claims
+        parts = ({"alg": "RS256", "typ": "at+jwt", "kid": kid}, whole)
+        signed = ".".join(_b64(json.dumps(part).encode()) for part in parts)
+        return f"{signed}.{_b64(JWSRegistry.algorithms['RS256'].sign(signed.encode(), self._key))}"
+
+    def refused(self) -> Iterator[tuple[str, int, str, str]]:
+        """As `_reasons` has them."""
+        path = "/v1/jobs"
+        yield "a token with a wrong signature", 401, _altered(self.token()), path
+        yield "a token of an unknown key", 401, self.token(kid="unknown"), path
+        large = self.token(x="a" * (3 * (_LARGE_TOKEN - len(self.token())) // 4 - 16))
+        yield f"a token of {len(large):,} characters with a wrong signature", 401, _altered(large), path
+        yield "a token that has ended", 401, self.token(exp=int(time.time()) - 3600), path
+
+
+class _Published(http.server.BaseHTTPRequestHandler):
+    documents: ClassVar[dict[str, Any]] = {}
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.documents[self.path]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: Any) -> None:
+        """Nobody reads it."""
+
+
+def _altered(token: str) -> str:
+    """With another letter in the midst of its signature."""
+    place = len(token) - 100
+    return token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
+
+
+def _b64(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
 
 
 def _refused(stand: Stand, server: Api, what: str, status: int, key: str, path: str) -> Refusal:

@@ -24,7 +24,7 @@ _SECONDS = 5.0
 @dataclass(frozen=True)
 class Edge:
     """The neighbour's submissions in milliseconds, without the flood and with it; how much of the flood was refused;
-    and the server's CPU for each of its requests."""
+    the server's CPU for each of its requests; and how much was refused of one where workers call."""
 
     alone_p50: float
     alone_p99: float
@@ -33,6 +33,8 @@ class Edge:
     asked: int
     refused: int
     flood_us: float
+    worker_asked: int
+    worker_refused: int
 
     def document(self) -> dict[str, Any]:
         """For the results' file."""
@@ -52,7 +54,9 @@ def measure(stand: Stand) -> Edge:
     before = stand.cpu()
     cost = flooded(server.port, flood, _FLOOD, _FLOOD_CONNECTIONS).get(timeout=60)[0]
     used = stand.cpu().since(before).trees["server"]
-    return Edge(*alone, *together, asked, refused, used / cost * 1e6)
+    as_worker = submit.request("POST", "/v1/worker/register", keys[1], {})
+    where_workers_call = flooded(server.port, as_worker, _FLOOD, _FLOOD_CONNECTIONS).get(timeout=60)
+    return Edge(*alone, *together, asked, refused, used / cost * 1e6, *where_workers_call)
 
 
 def _key(stand: Stand, slug: str) -> str:
