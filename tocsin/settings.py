@@ -110,8 +110,8 @@ class Settings:
         "Addresses or networks of proxies in front of the servers, by commas: their `X-Forwarded-For` is believed.", ""
     )
     metrics_from: str = _doc(
-        "Addresses or networks that read `/metrics` without a key, by commas; anybody else needs a platform key. Behind a "
-        "proxy, name it in `proxies`, or all its callers have its address.",
+        "Addresses or networks that read `/metrics` without a key, by commas; anybody else needs a platform key. "
+        "Behind a proxy, name it in `proxies`, or all its callers have its address.",
         "127.0.0.0/8, ::1",
     )
     oidc: str = _doc(

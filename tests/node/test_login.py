@@ -18,8 +18,8 @@ import pytest
 from tests.conftest import Api, Cluster, InProcess
 from tests.node.issuer import SECRET, TestIssuer
 from tests.node.test_oidc import JOB, RULES, issuer
-from tocsin.flow import seal as sealing
 from tocsin.errors import SetupError
+from tocsin.flow import seal as sealing
 from tocsin.node.assemble import Node
 from tocsin.node.server import authenticator
 from tocsin.node.server.app import build

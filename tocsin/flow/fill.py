@@ -69,7 +69,7 @@ class _Room:
     """How many more runs may wait, of tenants that have a quota of it: what is beyond waits for another turn."""
 
     def __init__(self, rows: Sequence[Row], nodes: Mapping[str, int]) -> None:
-        self._left = {row["id"]: row["max_queued"] - row["queued"] for row in rows}
+        self._left: dict[int, int] = {row["id"]: row["max_queued"] - row["queued"] for row in rows}
         self._empty = {row["id"] for row in rows if not row["queued"] and row["max_queued"]}
         self._nodes = nodes
 
@@ -83,8 +83,8 @@ class _Room:
         return cls(bound, {row["id"]: row["nodes"] for row in found})
 
     def take(self, row: Row, wanted: int) -> int:
-        """So many of those runs of a backfill that it wants. A workflow with more nodes than its tenant may have waiting
-        gets a run when nothing else waits, for it would never get one."""
+        """So many of those runs of a backfill that it wants. A workflow with more nodes than its tenant may have
+        waiting gets a run when nothing else waits, for it would never get one."""
         tenant_id = row["tenant_id"]
         if tenant_id not in self._left:
             return wanted

@@ -50,8 +50,8 @@ class PoolBook:
         self._ahead: dict[tuple[str, int], int] = {}
 
     async def list(self, who: Identity, after: str | None, limit: int) -> list[dict[str, Any]]:
-        """Pools by name, those that are closed to the caller left out. Depths count the caller's runs only, unless it is the platform, which also learns how many
-        workers are wanted."""
+        """Pools by name, those that are closed to the caller left out. Depths count the caller's runs only, unless it
+        is the platform, which also learns how many workers are wanted."""
         rows = await self._db.fetch("engine", SQL["pools"], None, after, limit, who.bound_to)
         return [self._document(row, who) for row in rows]
 

@@ -132,8 +132,8 @@ class Node:
         tokens = await keys.RunTokens.load(self.db, self.master_keys)
         if not self.master_keys.ids:
             log.warning(
-                "there is no master key: who reads the database can sign tokens of runs under way; no secrets, no login "
-                "with a browser, no signed anchors of the audit; set TOCSIN_MASTER_KEY"
+                "there is no master key: who reads the database can sign tokens of runs under way; no secrets, no "
+                "login with a browser, no signed anchors of the audit; set TOCSIN_MASTER_KEY"
             )
         await self._compare_objects()
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents, self.notes)

@@ -74,8 +74,8 @@ class Logins:
         self._keys = node.master_keys.derive_all("sessions")  # the first seals, all unseal; without one, none does
         if not self._keys and (door := node.issuers.for_login("")) is not None:
             raise SetupError(
-                f"TOCSIN_OIDC: issuer {door.issuer.issuer!r} has a client_id, so people log in with a browser, and their "
-                "sessions are sealed with a master key: set TOCSIN_MASTER_KEY to the same on every server "
+                f"TOCSIN_OIDC: issuer {door.issuer.issuer!r} has a client_id, so people log in with a browser, and "
+                "their sessions are sealed with a master key: set TOCSIN_MASTER_KEY to the same on every server "
                 "(docs/how-to/secrets.md), or take the client_id out"
             )
         settings = node.settings

@@ -1,7 +1,8 @@
 """Rates: how often somebody may ask of this process, as one instant for each (GCRA) in bounded memory.
 
 In this process alone, because a question to the database would cost more than most of the requests that it would spare:
-a key has its rate at each server. What must hold for the whole cluster are the quotas of a tenant.
+a key has its rate at each server. What holds for the whole cluster are the quotas of a tenant, but for `submit_rate`,
+which each server keeps for itself, too.
 """
 
 from __future__ import annotations
