@@ -54,7 +54,8 @@ class TlsListener:
             for family, kind, number, _, address in dict.fromkeys(found):
                 self._sockets.append(_listening(family, kind, number, address))
         except OSError:
-            self.close()
+            for each in self._sockets:
+                each.close()
             raise
         for each in self._sockets:
             self._begin(self._accept(loop, each))
@@ -64,9 +65,6 @@ class TlsListener:
         """Accept nobody any more; who has not shaken hands yet is let go."""
         for task in self._tasks:
             task.cancel()
-        for each in self._sockets:
-            each.close()
-        self._sockets.clear()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -74,20 +72,21 @@ class TlsListener:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listening)
-            except ConnectionError:
-                continue  # gone before it was accepted
-            except OSError as error:
-                log.error("nobody can be accepted", error=error.strerror or str(error))
-                await asyncio.sleep(_OUT_OF_FILES_SECONDS)
-                continue
-            peer = str(address[0])
-            if self._counts.admit(peer):
-                self._begin(self._greet(loop, accepted, peer))
-            else:
-                accepted.close()
+        with listening:  # closed when nobody waits at it any more
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listening)
+                except ConnectionError:
+                    continue  # gone before it was accepted
+                except OSError as error:
+                    log.error("nobody can be accepted", error=error.strerror or str(error))
+                    await asyncio.sleep(_OUT_OF_FILES_SECONDS)
+                    continue
+                peer = str(address[0])
+                if self._counts.admit(peer):
+                    self._begin(self._greet(loop, accepted, peer))
+                else:
+                    accepted.close()
 
     async def _greet(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, peer: str) -> None:
         caller = self._caller(peer)
