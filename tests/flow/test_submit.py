@@ -100,6 +100,23 @@ async def test_an_unknown_field_is_named(still_api: Api) -> None:
     assert "prioritty" in problem["detail"]
 
 
+async def test_an_integer_that_no_worker_can_be_told_is_refused_wherever_a_client_writes_it(scene: Scene) -> None:
+    job = await scene.job(name="named")
+    large = 99999999999999999999999
+    for path, body in (
+        ("/v1/jobs", {"target": {"kind": "http", "url": "https://x.example/", "body": [large]}}),
+        ("/v1/jobs", {"target": {"kind": "python", "function": "f", "kwargs": {"n": -large}}, "sensitive": True}),
+        (f"/v1/jobs/{job['id']}/runs", {"args": {"n": large}}),
+        (f"/v1/jobs/{job['id']}/runs", {"args": {"n": {"m": [large]}}, "sensitive": True}),
+        (f"/v1/jobs/{job['id']}/runs/batch", {"runs": [{"args": {"n": large}}]}),
+    ):
+        problem = await scene.api.post(path, body, expect=422)
+        assert problem["code"] == "integer_out_of_range"
+    patch = {"target": {"kind": "http", "url": "https://x.example/", "body": large}}
+    problem = await scene.api.call("PATCH", f"/v1/jobs/{job['id']}", json=patch, expect=422)
+    assert problem["code"] == "integer_out_of_range"
+
+
 async def test_a_nul_character_is_refused_wherever_a_client_writes_it(scene: Scene) -> None:
     job = await scene.job(name="named")
     bad = '{"reason": "a\\u0000b"}'

@@ -74,6 +74,8 @@ BODIES: list[tuple[str, bytes, int, str]] = [
     ("14 many parts", raw('"x": [' + "[]," * 300_000 + "1]"), 400, "too_many_parts"),
     ("15 5,000 digits", raw('"priority": ' + "1" * 5000), 422, "invalid_input"),
     ("15 5,000 digits in free JSON", raw('"depends_on": [' + "1" * 5000 + "]"), 422, "invalid_input"),
+    ("15 beyond 64 bits", http(body={"n": 2**64}), 422, "integer_out_of_range"),
+    ("15 below 64 bits", http(body={"n": [-(2**63) - 1]}), 422, "integer_out_of_range"),
     ("16 NUL in a value", raw('"description": "a\\u0000"'), 422, "nul_character"),
     ("16 NUL in a key", raw('"tags": {"a\\u0000": "b"}'), 422, "nul_character"),
     ("16 NUL in free JSON", raw('"secrets": {"A": "\\u0000"}'), 422, "nul_character"),
@@ -189,7 +191,14 @@ async def test_bodies(scene: Scene) -> None:
 
 async def test_what_is_odd_but_good_is_taken(scene: Scene) -> None:
     """20: such keys are stored as they are; and neither check may cry wolf."""
-    args = {"__proto__": {"a": 1}, "$ref": "#/x", "k" * 1000: 1, 'quo"te': '":"', "\\u0000": "\\u0000", "n": 10**30}
+    args = {
+        "__proto__": {"a": 1},
+        "$ref": "#/x",
+        "k" * 1000: 1,
+        'quo"te': '":"',
+        "\\u0000": "\\u0000",
+        "n": [-(2**63), 2**64 - 1],
+    }
     made = await scene.api.post("/v1/jobs", {"target": {"kind": "python", "function": "f", "kwargs": args}})
     assert made["target"]["kwargs"] == args
     nest: Any = []

@@ -76,8 +76,9 @@ async def test_arguments_that_cannot_be_fetched_end_the_attempt_and_no_other(sha
     gone = shared.process("echo", "no", args_url="/v1/payloads/nowhere", args_sha256="")
     changed = shared.process("echo", "no", **stored(shared, {"a": 1}, "c"))
     shared.payloads["c"] = b'{"a": 2}'
+    untold = shared.python("measure", **stored(shared, {"rows": [10**30]}, "d"))
     fine = shared.process("echo", "yes")
-    for run in (gone, changed):
+    for run in (gone, changed, untold):
         end = await shared.end_of(run)
         assert end.outcome == "failed" and end.error is not None and end.error.class_ == "start"
         assert "could not be fetched" in end.error.message

@@ -35,15 +35,26 @@ def refuse_nul(body: bytes) -> None:
 
 
 def refuse_odd(body: bytes) -> None:
-    """Refuse U+0000, a key that stands twice in one object, and nesting deeper than `DEPTH`, in JSON that decodes."""
+    """Refuse U+0000, a key that stands twice in one object, nesting deeper than `DEPTH`, and integers that no worker
+    could be told, in JSON that decodes."""
     refuse_nul(body)
     value = msgspec.json.decode(body)
     if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
         raise BadRequest(f"the body is nested deeper than {DEPTH} levels", code="too_deep")
+    try:
+        msgspec.msgpack.encode(value)  # what a worker would be told
+    except OverflowError:
+        raise untold() from None
     # A decoder keeps the last of two equal keys. If one fell away, so did its quotes: what is written again has less.
     # A quote that came as \u0022 would come back as one more; such a body is read slowly.
     if msgspec.json.encode(value).count(b'"') != body.count(b'"') or b"\\u0022" in body:
         json.loads(body, object_pairs_hook=_once)
+
+
+def untold() -> InvalidInput:
+    """What is wrong with an integer that msgpack does not have."""
+    text = "an integer below -2^63 or above 2^64 - 1 can be told to no worker: write it as a string"
+    return InvalidInput(text, code="integer_out_of_range")
 
 
 def _is_deep(value: Any) -> bool:

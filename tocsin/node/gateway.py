@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import EPOCH, iso, lease_margin
-from tocsin.errors import ApiProblem, Conflict, NotFound
+from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound
 from tocsin.flow import fleet, logs, parents
 from tocsin.flow.keys import RunTokens
 from tocsin.flow.note import Notebook
@@ -27,6 +27,7 @@ from tocsin.model.ids import parse_id
 from tocsin.model.masks import Mask
 from tocsin.model.retry import RetryBudgets
 from tocsin.model.scalars import Instant
+from tocsin.model.strict import untold
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.group import GroupCommit
 from tocsin.node.handover import Courier, complete
@@ -50,6 +51,7 @@ from tocsin.wire import (
     RunError,
     RunKey,
     StopOrder,
+    encode_msgpack,
 )
 
 _LONGEST_WAIT = 60.0
@@ -238,7 +240,7 @@ class Gateway:
 
     async def _mask(self, run: Row) -> Mask | None:
         """Ends that do not come through a worker have nobody else who would keep them discreet."""
-        key = run["tenant_id"], run["job_id"], run["job_version"]
+        key = _spec_key(run)
         stored = (await self._specs.get([key])).get(key)
         return None if stored is None else await self._courier.mask(run, stored)
 
@@ -404,16 +406,17 @@ class Gateway:
         self._plain.update((row["id"], row["fence"]) for row in rows if not row["special"])
         first = ((row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1)
         self._budgets.started(first, len(rows), time.monotonic())
-        known = await self._specs.get({(row["tenant_id"], row["job_id"], row["job_version"]) for row in rows})
+        known = await self._specs.get({_spec_key(row) for row in rows})
         handed = await self._courier.fetch(rows, known, body.payload_urls, body.content_urls and shared)
         known |= handed.specs
-        if refused := handed.refused:
-            await self._refuse(session, [(row, refused[row["id"]]) for row in rows if row["id"] in refused])
+        refused = handed.refused
+        if packed and not all(stored.packs for stored in known.values()):
+            refused |= {row["id"]: untold() for row in rows if not known[_spec_key(row)].packs}
+            known = {key: stored for key, stored in known.items() if stored.packs}
+        if refused:
+            await self._refuse(session, rows, refused)
             rows = [row for row in rows if row["id"] not in refused]
-        runs = [
-            self._claimed_run(row, known[row["tenant_id"], row["job_id"], row["job_version"]], shared, packed)
-            for row in rows
-        ]
+        runs = [self._claimed_run(row, known[_spec_key(row)], shared, packed) for row in rows]
         if handed.given:
             complete(runs, handed.given)
         if any(stored.kind == "http" for stored in known.values()):
@@ -427,24 +430,36 @@ class Gateway:
             now=iso(max(self._db.clock.reached(), claimed_at)),
             mark=self._mark,
             specs=_shared_specs(known, packed) if shared else {},
-            contents={_spec_ref(key): parts for key, parts in handed.contents.items()},
+            contents={_spec_ref(key): parts for key, parts in handed.contents.items() if key in known},
             stop=orders,
             drain=session.state == "draining",
         )
 
-    async def _refuse(self, session: Session, runs: Sequence[tuple[Row, ApiProblem]]) -> None:
+    async def without_untold(self, worker_id: str, answer: ClaimAnswer) -> ClaimAnswer:
+        """The same answer without runs that cannot be told: they end, and keep nobody else's from their worker."""
+        odd = {run.run_id: run for run in answer.runs if not _packs(run)}
+        await self._end_unbegun(worker_id, [(run.run_id, run.attempt, run.fence, untold()) for run in odd.values()])
+        answer.runs = [run for run in answer.runs if run.run_id not in odd]
+        return answer
+
+    async def _refuse(self, session: Session, rows: Sequence[Row], why: Mapping[str, ApiProblem]) -> None:
+        ends = [(row["id"], row["attempt"], row["fence"], why[row["id"]]) for row in rows if row["id"] in why]
+        await self._end_unbegun(session.worker.id, ends)
+
+    async def _end_unbegun(self, worker_id: str, runs: Sequence[tuple[str, int, int, ApiProblem]]) -> None:
         """End attempts that cannot begin, in the worker's place: no worker needs to know how to."""
         ends = [
             Finished(
-                run_id=row["id"],
-                attempt=row["attempt"],
-                fence=row["fence"],
+                run_id=run_id,
+                attempt=attempt,
+                fence=fence,
                 outcome="failed",
                 error=RunError(class_=problem.code, message=problem.detail),
+                give_up=isinstance(problem, InvalidInput),
             )
-            for row, problem in runs
+            for run_id, attempt, fence, problem in runs
         ]
-        await self._reports.add([Ending(session.worker.id, end, self._is_plain(end)) for end in ends])
+        await self._reports.add([Ending(worker_id, end, self._is_plain(end)) for end in ends])
 
     def _claimed_run(self, row: Row, stored: StoredSpec, shared: bool, packed: bool) -> ClaimedRun:
         run_id, fence = row["id"], row["fence"]
@@ -548,8 +563,19 @@ def _ended(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> 
     )
 
 
+def _packs(run: ClaimedRun) -> bool:
+    try:
+        return bool(encode_msgpack(run))
+    except OverflowError:
+        return False
+
+
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:
     return {_spec_ref(key): stored.msgpack if packed else stored.json for key, stored in known.items()}
+
+
+def _spec_key(run: Row) -> SpecKey:
+    return run["tenant_id"], run["job_id"], run["job_version"]
 
 
 def _spec_ref(key: SpecKey) -> str:

@@ -104,15 +104,12 @@ class Link:
         content = await self._get(path, timeout)
         if hashlib.sha256(content).hexdigest() != sha256:
             raise Unreachable("they are not what was stored")
-        return msgspec.json.decode(content)
+        return _told(content)
 
     async def fetch_parents(self, path: str, token: str, timeout: float) -> dict[str, wire.Parent]:
         """What a run's parents ended with, where it did not come with the run."""
         content = await self._get(path, timeout, {"Authorization": f"Bearer {token}", "Accept": "application/json"})
-        try:
-            return msgspec.json.decode(content, type=dict[str, wire.Parent])
-        except msgspec.MsgspecError as exc:
-            raise Unreachable(f"the answer cannot be read: {exc}") from exc
+        return _told(content, dict[str, wire.Parent])
 
     async def _get(self, path: str, timeout: float, headers: Mapping[str, str] | None = None) -> bytes:
         assert self._session is not None
@@ -153,6 +150,16 @@ class Link:
         if response.status >= 300:
             raise _error(response.status, content, refusals)
         return response.content_type, content
+
+
+def _told(content: bytes, kind: Any = Any) -> Any:
+    """What a run is told in JSON, as far as a runner can be told it as well."""
+    try:
+        found = msgspec.json.decode(content, type=kind)
+        wire.encode_msgpack(found)
+    except (msgspec.MsgspecError, OverflowError, RecursionError) as exc:
+        raise Unreachable(f"the answer cannot be read: {exc}") from exc
+    return found
 
 
 def _error(status: int, content: bytes, refusals: range) -> TocsinError:

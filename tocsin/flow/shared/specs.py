@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +39,19 @@ class StoredSpec:
 
     @cached_property
     def msgpack(self) -> msgspec.Raw:
-        return msgspec.Raw(encode_msgpack(msgspec.json.decode(self.text)))
+        document = msgspec.json.decode(self.text)
+        try:
+            return msgspec.Raw(encode_msgpack(document))
+        except OverflowError:
+            return msgspec.Raw(encode_msgpack(_with_doubles(document)))
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether a worker can be told it in msgpack; a document from before that was looked at may not."""
+        try:
+            return bool(self.msgpack)
+        except OverflowError:
+            return False
 
     @cached_property
     def secrets(self) -> dict[str, str]:
@@ -78,6 +91,19 @@ class StoredSpec:
     @cached_property
     def timeout_ms(self) -> int:
         return max(1, round(self.spec.timeout.seconds * 1000))
+
+
+def _with_doubles(value: Any) -> Any:
+    """A document in which numbers such as 1e30 are what they were: PostgreSQL writes them out as integers."""
+    match value:
+        case dict():
+            return {name: _with_doubles(inner) for name, inner in value.items()}
+        case list():
+            return [_with_doubles(inner) for inner in value]
+        case int() if not -(2**63) <= value < 2**64 and Decimal(repr(float(value))) == value:
+            return float(value)
+        case _:
+            return value
 
 
 class SpecBook:

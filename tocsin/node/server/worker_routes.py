@@ -73,7 +73,7 @@ class _Decoder:
     def __call__(self, call: Call) -> Any:
         packed = call.request.headers.get("content-type", "").startswith(_MSGPACK)
         try:
-            return self._msgpack(call.body) if packed else self._json(call.body)
+            return self._msgpack(call.body) if packed else self._told(call.body)
         except msgspec.ValidationError as error:
             if not packed and (mended := self._mended(call.body)) is not None:
                 return mended
@@ -83,11 +83,25 @@ class _Decoder:
                 return mended
             raise BadRequest(f"the body cannot be read: {error}", code="malformed_body") from None
 
+    def _told(self, body: bytes) -> Any:
+        found = self._json(body)
+        try:
+            encode_msgpack(found)  # whoever waits for a result, and the next attempt, is told so
+        except OverflowError:
+            return self._mended(body) or found
+        return found
+
     def _mended(self, body: bytes) -> Any:
-        """Characters that JSON forbids in a result or error are stored escaped: refusing them would loop for ever."""
+        """Characters that JSON forbids in a result or error, and integers that no worker can be told, are stored
+        escaped: refusing them would loop for ever."""
         with contextlib.suppress(ValueError, RecursionError, msgspec.ValidationError):
-            return msgspec.convert(_without_surrogates(json.loads(body)), self._kind)
+            return msgspec.convert(_without_surrogates(json.loads(body, parse_int=_integer)), self._kind)
         return None
+
+
+def _integer(digits: str) -> int | str:
+    number = int(digits) if len(digits) <= 20 else 2**64
+    return number if -(2**63) <= number < 2**64 else digits
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -124,8 +138,14 @@ async def register(call: Call) -> Reply:
 
 @_route("/v1/worker/{id}/claim")
 async def claim(call: Call) -> Reply:
-    done = await call.node.gateway.claim(call.who, call.id(), _claim(call), call.request.gone, _wants_msgpack(call))
-    return Reply(status=499) if done is None else _answer(call, done)
+    gateway = call.node.gateway
+    done = await gateway.claim(call.who, call.id(), _claim(call), call.request.gone, _wants_msgpack(call))
+    if done is None:
+        return Reply(status=499)
+    try:
+        return _answer(call, done)
+    except OverflowError:  # an integer that was stored before such were refused
+        return _answer(call, await gateway.without_untold(call.id(), done))
 
 
 @_route("/v1/worker/{id}/report")
