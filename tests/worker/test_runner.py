@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from tocsin.client.app import App
 from tocsin.worker.frames import Call, CallTarget, Done, Orders, Replies, Table
-from tocsin.worker.lines import OutputLimit
+from tocsin.worker.lines import LINE_BYTES, OutputLimit
 from tocsin.worker.runner.calls import Calls
+from tocsin.worker.runner.output import OutputBuffer
 
 app = App("tests")
 
@@ -53,3 +57,35 @@ async def test_what_a_thread_says_when_its_run_has_just_ended_is_not_the_next_ru
     calls.flush()
     assert [(reply.done, reply.output) for reply in wire.said] == [([Done(0, 1, 1)], [])]
     table.close()
+
+
+def quiet_run() -> Any:
+    return SimpleNamespace(call=SimpleNamespace(cell=0), ended=False, told=False, limit=None)
+
+
+def test_no_line_is_lost_that_a_thread_adds_while_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tocsin.worker.runner.output._BACKLOG_LINES", 2**60)
+    buffer = OutputBuffer(lambda: None)
+    batches, lines = 100, [f"line {n}" for n in range(1000)]
+
+    def write() -> None:
+        run = quiet_run()
+        for _ in range(batches):
+            buffer.add(run, "stdout", "info", lines)
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    got = 0
+    while any(thread.is_alive() for thread in threads):
+        got += len(buffer.take())
+    assert got + len(buffer.take()) == len(threads) * batches * len(lines)
+
+
+@pytest.mark.parametrize("text", ["é" * 40_000, "x" + "€" * 20_000, "x" * 40_000, "\U0001f514" * 5_000, "short", ""])
+def test_a_long_line_is_cut_by_its_bytes_and_between_characters(text: str) -> None:
+    buffer = OutputBuffer(lambda: None)
+    buffer.add(quiet_run(), "stdout", "info", [text])
+    told = [line.text for line in buffer.take()]
+    assert "".join(told) == text
+    assert all(len(line.encode()) <= LINE_BYTES for line in told)

@@ -20,14 +20,14 @@ class LineSplitter:
         whole, newline, rest = data.rpartition(b"\n")
         if not newline:
             return self._hold(rest)
-        out = [part for line in (self._rest + whole).split(b"\n") for part in _pieces(line)]
+        out = [part for line in (self._rest + whole).split(b"\n") for part in pieces(line)]
         self._rest = b""
         return out + self._hold(rest)
 
     def end(self) -> list[str]:
         """What is left at the end of the stream."""
         rest, self._rest = self._rest, b""
-        return list(_pieces(rest)) if rest else []
+        return list(pieces(rest)) if rest else []
 
     def _hold(self, data: bytes) -> list[str]:
         self._rest += data
@@ -39,7 +39,8 @@ class LineSplitter:
         return out
 
 
-def _pieces(line: bytes) -> list[str]:
+def pieces(line: bytes) -> list[str]:
+    """A line as one or, if it is longer than `LINE_BYTES`, several."""
     line = line.removesuffix(b"\r")
     out = []
     while len(line) > LINE_BYTES:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
 from tocsin.model.loglines import clean, joined
 from tocsin.worker.frames import Output
-from tocsin.worker.lines import LINE_BYTES, OutputLimit
+from tocsin.worker.lines import LINE_BYTES, OutputLimit, pieces
 from tocsin.worker.runner.run import CURRENT, Run
 
 _LEVELS = {"debug", "info", "warning", "error", "critical"}
@@ -20,15 +21,16 @@ class OutputBuffer:
     """Lines of all runs until the next frame; bounded, so a flood costs lines and not memory."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._lines: list[tuple[Run, Output]] = []
+        # Never another one in its place: a thread that is about to append to this would tell nobody.
+        self._lines: deque[tuple[Run, Output]] = deque()
         self._wake = wake
         self.choked = False  # the agent does not keep up
 
     def take(self) -> list[Output]:
         """Everything gathered since the last time. What a thread still had to say when its run's end was told already
         is dropped: it would be taken for another run's."""
-        lines, self._lines = self._lines, []
-        return [line for run, line in lines if not run.told]
+        taken = (self._lines.popleft() for _ in range(len(self._lines)))
+        return [line for run, line in taken if not run.told]
 
     def emit(self, run: Run, level: str, text: str, about: str) -> None:
         """A record of the run's logger. What it carries stands with its first line."""
@@ -40,8 +42,8 @@ class OutputBuffer:
             return
         if run.limit is None:
             run.limit = OutputLimit()
-        pieces = [piece for line in lines for piece in _pieces(line)]
-        kept, dropped = run.limit.take([joined(pieces[0], about), *pieces[1:]] if about else pieces)
+        parts = [part for line in lines for part in _pieces(line)]
+        kept, dropped = run.limit.take([joined(parts[0], about), *parts[1:]] if about else parts)
         if self.choked or len(self._lines) + len(kept) > _BACKLOG_LINES:
             kept, dropped = [], dropped + len(kept)
         cell, at = run.call.cell, time.time()
@@ -59,7 +61,7 @@ class OutputBuffer:
 
 def _pieces(line: str) -> list[str]:
     line = clean(line)
-    return [line[i : i + LINE_BYTES] for i in range(0, len(line), LINE_BYTES)] or [""]
+    return [line] if len(line) <= LINE_BYTES // 4 else pieces(line.encode())  # no character has more than 4 bytes
 
 
 class RunStream(io.TextIOBase):
