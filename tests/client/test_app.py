@@ -214,13 +214,16 @@ def test_paths_are_strings_in_json_and_other_classes_are_nothing() -> None:
 
 
 def test_annotations_that_cannot_be_checked_take_anything() -> None:
-    def only_for_the_type_checker(amount: OnlyForTheTypeChecker, n: int = 1) -> None: ...
+    def only_for_the_type_checker(amount: OnlyForTheTypeChecker, n: int = 1, *, on: date) -> None: ...
 
     def no_annotation(a, b=2) -> None: ...  # type: ignore[no-untyped-def]
 
     def odd(what: Callable[[int], int], n: int = 1) -> None: ...
 
-    assert fill(only_for_the_type_checker, "1.5", n="x")[1] == {"amount": "1.5", "n": "x"}
+    filled = fill(only_for_the_type_checker, "1.5", n=2, on="2026-01-02")[1]
+    assert filled == {"amount": "1.5", "n": 2, "on": date(2026, 1, 2)}
+    with pytest.raises(BadArguments, match=r"Expected `int"):
+        fill(only_for_the_type_checker, "1.5", n="x", on="2026-01-02")
     assert fill(no_annotation, 1)[1] == {"a": 1}
     with pytest.raises(BadArguments):
         fill(odd, 1, n="x")

@@ -3,7 +3,9 @@ with, and refused with a clear word before the function is entered."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
@@ -84,10 +86,18 @@ def _in_our_words(text: str) -> str:
 
 
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:
+    """What the parameters are annotated with. Each is read by itself, for one may have a name that only a type checker
+    knows."""
     try:
         return typing.get_type_hints(call, include_extras=True)
-    except Exception:  # names that only a type checker knows
-        return {}
+    except Exception:
+        known = getattr(inspect.unwrap(call), "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(call, "__annotations__", {}).items():
+        with contextlib.suppress(Exception):
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            hints |= typing.get_type_hints(alone, known, include_extras=True)
+    return hints
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
