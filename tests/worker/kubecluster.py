@@ -11,6 +11,7 @@ import copy
 import itertools
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -296,7 +297,7 @@ class Cluster:
         env = self.secrets[container["envFrom"][0]["secretRef"]["name"]]["stringData"]
         try:
             pod.process = process = await asyncio.create_subprocess_exec(
-                *container["command"],
+                *(_expanded(word, env) for word in container["command"]),
                 env={**env, "PATH": os.environ["PATH"]},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -352,6 +353,13 @@ class Cluster:
         if self.jobs.get(name) is job:
             del self.jobs[name]
         await self._tell("Job", "DELETED", job)
+
+
+def _expanded(word: str, env: dict[str, str]) -> str:
+    """`$(NAME)` stands for a variable that there is, `$$` for a dollar; anything else for itself. Values that come
+    from a Secret are taken as they are."""
+    stands_for = lambda m: "$" if m[0] == "$$" else env.get(m[1], m[0])  # noqa: E731
+    return re.sub(r"\$\$|\$\(([^)]*)\)", stands_for, word)
 
 
 def _cannot_pull(pod: Pod) -> None:

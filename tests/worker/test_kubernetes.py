@@ -83,6 +83,19 @@ async def test_what_the_cluster_is_asked_for(cluster: Cluster, executor: Kuberne
     await cluster.until(lambda: not cluster.jobs and not cluster.pods and not cluster.secrets)
 
 
+async def test_a_command_is_what_its_job_says_and_no_variable_of_the_pod(
+    cluster: Cluster, executor: KubernetesExecutor, book: Book
+) -> None:
+    words = ["$(MINE)", "$$(MINE)", "$$", "$", "$(", "$MINE", "$(date)"]
+    target = KubernetesTarget(image="any", command=["printf", "%s\\n", *words], env={"MINE": "$(TOCSIN_RUN_ID)"})
+    attempt = attempt_of(executor, target)
+    assert await book.end_of(attempt) == ("succeeded", None, "")
+    assert book.lines[attempt.key] == [f"stdout: {word}" for word in words]
+    shown = attempt_of(executor, sh("echo $MINE", env={"MINE": "$(TOCSIN_RUN_ID) $$"}))
+    await book.end_of(shown)
+    assert book.lines[shown.key] == ["stdout: $(TOCSIN_RUN_ID) $$"]
+
+
 async def test_what_no_variable_can_hold_is_said_and_not_tried(
     cluster: Cluster, executor: KubernetesExecutor, book: Book
 ) -> None:

@@ -274,7 +274,8 @@ class _Job(Remote):
             "securityContext": {"allowPrivilegeEscalation": False},
         }
         if target.command:
-            container["command"] = target.command
+            # The cluster would put variables in the place of their names.
+            container["command"] = [word.replace("$", "$$") for word in target.command]
         if wanted := quantities(self.attempt.resources):
             container["resources"] = {"requests": wanted, "limits": wanted}
         pod = {
