@@ -148,6 +148,7 @@ class TestPauses:
             ("Tue, 01 Dec 2026 09:00:30 GMT", 30),
             ("Tue, 01 Dec 2026 08:00:00 -0000", 0),
             ("soon", None),
+            ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
             ("", None),
         ],
     )

@@ -258,6 +258,8 @@ def test_what_is_expected() -> None:
         (503, {"Retry-After": "Tue, 01 Dec 2026 08:00:00 GMT"}, 0.0),
         (503, {"Retry-After": "Tue, 01 Dec 2026 12:00:10 GMT", "Date": "Tue, 01 Dec 2026 12:00:00 GMT"}, 10.0),
         (503, {"Retry-After": "Tue, 01 Dec 9999 12:00:10 GMT"}, 604_800.0),
+        (503, {"Retry-After": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}, None),
+        (503, {"Retry-After": "Tue, 01 Dec 2026 09:00:30 GMT", "Date": f"Tue, 01 Dec {'9' * 20} 0:0:0 GMT"}, 30.0),
     ],
 )
 def test_when_to_come_back(status: int, headers: dict[str, str], wait: float | None) -> None:
@@ -287,3 +289,14 @@ FIRST = Call("POST", "https://a.example/x/y", {"Authorization": "s", "Content-Ty
 def test_where_a_redirect_leads(status: int, location: str, expected: tuple[Any, ...] | None) -> None:
     found = redirected(FIRST, status, location)
     assert (found and (found.method, found.url, "Authorization" in found.headers, found.body)) == expected
+
+
+def test_a_redirect_without_the_body_has_nothing_that_speaks_of_it() -> None:
+    headers = FIRST.headers | signed("secret", "run", 1, FIRST.body)
+    found = redirected(FIRST._replace(headers=headers), 303, "/z")
+    assert found is not None and found.headers == {"Authorization": "s"}
+    kept = redirected(FIRST._replace(headers=headers), 307, "/z")
+    assert kept is not None and kept.headers == headers
+    without_body = FIRST._replace(method="GET", body=None, headers=signed("secret", "run", 1, None))
+    kept = redirected(without_body, 302, "/z")
+    assert kept is not None and kept.headers == without_body.headers, "it is as true as before"

@@ -215,7 +215,7 @@ def _retry_after(text: str | None, now: datetime | None = None) -> float | None:
         return float(text)
     try:
         instant = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if instant.tzinfo is None:
         instant = instant.replace(tzinfo=UTC)

@@ -268,9 +268,16 @@ def retry_after(status: int, headers: Mapping[str, str], now: datetime) -> float
 def _date(text: str) -> datetime | None:
     try:
         found = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return found if found.tzinfo is not None else None
+
+
+def _without_body(headers: Mapping[str, str]) -> dict[str, str]:
+    """What is left of a request's headers when its body falls away: neither is what tells of the body still true, nor
+    its signature."""
+    gone = ("content-", "webhook-id", "webhook-timestamp", "webhook-signature")
+    return {name: value for name, value in headers.items() if not name.lower().startswith(gone)}
 
 
 def redirected(call: Call, status: int, location: str) -> Call | None:
@@ -287,6 +294,5 @@ def redirected(call: Call, status: int, location: str) -> Call | None:
     keeps = status in (307, 308) or call.method in ("GET", "HEAD")
     method, body = (call.method, call.body) if keeps else ("GET", None)
     if (before.scheme, before.netloc) == (after.scheme, after.netloc):
-        headers = {n: v for n, v in call.headers.items() if body is not None or not n.lower().startswith("content-")}
-        return Call(method, url, headers, body)
+        return Call(method, url, call.headers if keeps else _without_body(call.headers), body)
     return None if body is not None else Call(method, url, {}, None)
