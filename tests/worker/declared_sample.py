@@ -87,6 +87,16 @@ def alone_with_children() -> None:
 
 
 @app.job(isolation="process")
+def alone_leaves_children(how: str) -> int:
+    """Ends by itself, and leaves a child behind that shares nothing with it."""
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True, env={})
+    print("child", child.pid)
+    if how == "raises":
+        raise ValueError(how)
+    return child.pid
+
+
+@app.job(isolation="process")
 async def alone_async(code: int | None = None) -> int:
     if code is not None:
         os._exit(code)

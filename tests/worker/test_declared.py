@@ -253,6 +253,17 @@ async def test_a_seat_is_free_only_when_what_was_forked_from_it_is_gone(declared
         ended_well(await declared.end_of(other))
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_what_an_isolated_call_leaves_behind_ends_with_it(declared: Gateway, how: str) -> None:
+    run = declared.python("sdk.alone_leaves_children", how)
+    child = int((await declared.line_of(run, "child")).split()[-1])
+    end = await declared.end_of(run)
+    assert end.outcome == ("succeeded" if how == "returns" else "failed")
+    assert not alive(child)
+    ended_well(await declared.end_of(declared.python("sdk.alone")))
+
+
 async def test_a_worker_that_goes_leaves_no_process_behind() -> None:
     async with started(module="declared_sample:app", drain_grace=0.2) as (gateway, process):
         run = gateway.python("sdk.alone", 60)

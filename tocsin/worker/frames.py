@@ -68,7 +68,7 @@ class Done(Struct, array_like=True, gc=False):
     error_class: str = ""
     message: str = ""
     result: msgspec.Raw = _NIL
-    left_children: int = 0  # it was stopped and has forked: the brand of what it may have left behind
+    left_children: int = 0  # it has forked, and nothing of that may stay: the brand of what it may have left behind
     cpu_ns: int = 0  # what it used of a processor, where that can be told from what others used
     retry_after: float | None = None  # it asks to be tried again in so many seconds
     give_up: bool = False

@@ -149,7 +149,8 @@ class Executor(ABC):
     - **Once**: each attempt given to `start` ends exactly once, by `sink.ended` or, if it was never begun and could go
       to another worker, by `sink.handed_back`. What cannot be started ends, too: `failed`, error class `start`.
     - **The end is proof**: by the time it is told, nothing of the attempt runs any more. An executor that cannot prove
-      that says so in the error's message.
+      that says so in the error's message. One exception: of a function that ends by itself in the process that it
+      shares with others, what it started stays with that process, for it may be a pool that the next calls use.
     - **Time-outs are the executor's**: after `run.timeout_ms` from the start, as `stop` does it; outcome and error
       class `timeout`. A stop ends as `cancelled`, unless the attempt had already ended by itself.
     - **Error classes** are stable words: `start`, `exit` (with `exit_code`), `signal`, `oom`, `timeout`, `lost`, or of

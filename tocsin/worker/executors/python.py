@@ -456,7 +456,7 @@ class _Runner:
             task.add_done_callback(self._clearing.discard)
 
     async def _clear(self, done: Done) -> None:
-        """A call was stopped: what it forked ends, too, before it is said to have."""
+        """A call was stopped, or had its process for itself: what it forked ends, too, before it is said to have."""
         await kill_tree(self._family, Tree(0, "", range(done.left_children, done.left_children + 1)))
         if done.cell in self._attempts:
             self._owner.sink.ended([self._end(done)])

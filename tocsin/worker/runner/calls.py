@@ -198,6 +198,9 @@ class Calls:
     def _settle(self, run: Run, done: Done) -> None:
         if run.partial is not None:
             self.output.end(run)
+        # Of a call that ends by itself among others, what it forked may be a pool that the next ones use.
+        if run.forked and (run.asked_to_stop or run.function.isolated):
+            done.left_children = run.call.brand
         run.ended = True
         self._cells[run.call.cell] = ENDED
         del self._live[run.call.cell]

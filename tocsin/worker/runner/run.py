@@ -133,11 +133,10 @@ def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
 
 def stopped(run: Run, ran_ns: int) -> Done:
     """The end of a call that was asked to stop and did."""
-    left = run.call.brand if run.forked else 0
     if run.asked_to_stop == "timeout":
         text = f"still running after {run.call.timeout_ms} ms"
-        return Done(run.call.cell, run.started_ns, ran_ns, "timeout", "timeout", text, left_children=left)
-    return Done(run.call.cell, run.started_ns, ran_ns, "cancelled", left_children=left)
+        return Done(run.call.cell, run.started_ns, ran_ns, "timeout", "timeout", text)
+    return Done(run.call.cell, run.started_ns, ran_ns, "cancelled")
 
 
 def _message(exc: BaseException) -> str:
