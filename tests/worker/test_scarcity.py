@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ from tocsin.worker.executors.process import ProcessExecutor
 from tocsin.worker.proctree import Family, Found, Tree
 from tocsin.worker.targets import ProcessTarget
 
-from .conftest import started, until
+from .conftest import alive, started, until
 from .remote_kit import Book, attempt_of
 
 
@@ -82,6 +83,31 @@ async def test_a_fault_of_ours_ends_the_run_and_frees_its_slot(
     outcome, error_class, message = await book.end_of(attempt_of(executor, target))  # type: ignore[arg-type]
     assert (outcome, error_class) == ("failed", "worker") and "whether it still runs is not known" in message
     assert not executor._running
+
+
+async def test_what_was_started_and_cannot_be_seen_through_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    family, book, pids = Family(), Book(), tmp_path / "pids"
+    executor = ProcessExecutor("http://localhost", family)
+    executor.sink = book
+
+    def no_file_descriptor(_: int) -> int:
+        while not pids.exists():  # until it has forked, and written into its folder
+            os.sched_yield()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("tocsin.worker.executors.process.os.pidfd_open", no_file_descriptor)
+    script = f"setsid sleep 300 & pwd > here; echo $! $PWD > {pids}.new; mv {pids}.new {pids}; wait"
+    attempt = attempt_of(executor, ProcessTarget(command=["sh", "-c", script]))  # type: ignore[arg-type]
+    outcome, error_class, message = await book.end_of(attempt)
+    assert (outcome, error_class) == ("failed", "start") and "Too many open files" in message
+    pid, folder = pids.read_text().split()
+    assert not alive(int(pid)) and not Path(folder).exists()
+    monkeypatch.undo()
+    after = attempt_of(executor, ProcessTarget(command=["true"]))  # type: ignore[arg-type]
+    assert await book.end_of(after) == ("succeeded", None, "")
+    await executor.close()
 
 
 async def test_a_worker_opens_as_many_files_as_it_may_and_its_programs_as_many_as_is_usual(tmp_path: Path) -> None:

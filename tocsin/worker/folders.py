@@ -42,7 +42,7 @@ class Folders:
 
     def drop(self, path: str) -> None:
         """Remove one that nobody has used."""
-        os.rmdir(path)
+        _remove(path)
 
     async def remove(self, path: str) -> None:
         """Returns when it is gone, and a new one is there for the next run; what cannot be removed is told."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import IO, Any, NamedTuple
 
 from tocsin.telemetry import get_logger
@@ -100,18 +100,25 @@ class ProcessExecutor(Executor):
         room: _Room | None = None
         try:
             room = self._room(attempt)
-            process = self._spawn(attempt, room)
+            popen, tree = self._spawn(attempt, room)
         except (OSError, ValueError, UnicodeError) as exc:
             if room is not None:
                 self._vacate_empty(room)
             end = attempt.finished("failed", error_class="start", message=f"{target.words[0]}: {exc}")
             self.sink.ended([(attempt, end)])
             return
-        self._running[attempt] = process
-        self._family.children.add(process.popen.pid)
-        proctree.yield_to_us(process.popen.pid)
-        limits.settle(process.popen.pid)
-        task = asyncio.ensure_future(self._supervise(attempt, process))
+        self._family.children.add(popen.pid)
+        try:
+            process = self._running[attempt] = _Process(self, attempt, popen, tree, self._family, room)
+        except OSError as exc:  # no file descriptors left
+            self._do(self._abandon(attempt, popen, tree, room, f"{target.words[0]}: {exc}"))
+            return
+        proctree.yield_to_us(popen.pid)
+        limits.settle(popen.pid)
+        self._do(self._supervise(attempt, process))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -134,7 +141,24 @@ class ProcessExecutor(Executor):
         if room.folder is not None:
             self._folders.drop(room.folder)
 
-    def _spawn(self, attempt: Attempt, room: _Room) -> _Process:
+    async def _abandon(
+        self, attempt: Attempt, popen: subprocess.Popen[bytes], tree: Tree, room: _Room, why: str
+    ) -> None:
+        """It runs, and cannot be seen through: it ends, with all that it may have started and written by now."""
+        for pipe in (popen.stdout, popen.stderr):
+            if pipe is not None:
+                pipe.close()
+        gone = await kill_tree(self._family, tree)
+        if gone:
+            popen.wait()
+            self._family.children.discard(popen.pid)
+        self._limits.release(room.hold, empty=gone)
+        if room.folder is not None:
+            await self._folders.remove(room.folder)
+        why += "" if gone else "; some of its processes could not be killed"
+        self.sink.ended([(attempt, attempt.finished("failed", error_class="start", message=why))])
+
+    def _spawn(self, attempt: Attempt, room: _Room) -> tuple[subprocess.Popen[bytes], Tree]:
         target: ProcessTarget = attempt.target
         tree = self._family.tree(f"{attempt.run.run_id}:{attempt.run.fence}")
         env = self._environment(attempt, tree.mark, room)
@@ -155,12 +179,7 @@ class ProcessExecutor(Executor):
                 preexec_fn=self._die_with_us,
             )
         doors = tuple(room.hold.group.doors) if room.hold.group else ()
-        try:
-            return _Process(self, attempt, popen, tree._replace(root=popen.pid, doors=doors), self._family, room)
-        except OSError:  # no file descriptors left
-            popen.kill()
-            popen.wait()
-            raise
+        return popen, tree._replace(root=popen.pid, doors=doors)
 
     def _environment(self, attempt: Attempt, mark: str, room: _Room) -> dict[str, str]:
         target: ProcessTarget = attempt.target
