@@ -111,10 +111,11 @@ def test_while_one_key_takes_the_place_of_another_both_are_believed() -> None:
     assert before.read(after.make(1, "r", 5), "r") is None
 
 
-async def test_functions_have_no_token(live: Scene, worker_key: str) -> None:
+async def test_a_function_has_a_token_and_may_end_its_run_with_it(live: Scene, worker_key: str) -> None:
     worker = await hand(live, worker_key, targets=["python"], functions=["a.b"])
     run = await claimed(live, worker, target={"kind": "python", "function": "a.b"})
-    assert run["token"] == ""
+    assert (await complete(live, run, {"outcome": "succeeded", "result": 3}))[0] == 200
+    assert (await live.run(run["run_id"]))["result"] == 3
 
 
 async def test_a_token_opens_nothing_but_the_end_of_its_own_run(live: Scene, worker_key: str) -> None:

@@ -75,6 +75,7 @@ class Context:
     `saved` is the last checkpoint that any attempt of the run has made, or None; `secrets` are the job's, by the names
     that it gives them. `parents` are the runs that this one waited for, by name; what they returned is in `results`.
     `logical_at` is the instant that the run stands for: of a backfill the one that it fills, else `scheduled_for`.
+    `token` proves to the server at `url` that one speaks for this attempt, and ends with it.
     """
 
     __slots__ = (

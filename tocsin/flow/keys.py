@@ -369,7 +369,8 @@ class RunTokens:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         """The first key signs, all are believed."""
-        self._keys = keys
+        # Keyed BLAKE2 is a MAC by itself, and half the price of HMAC; a copy of one that has its key, less again.
+        self._signers = [hashlib.blake2b(key=key, digest_size=24, person=b"tocsin run") for key in keys]
 
     @classmethod
     async def load(cls, db: Database, master: MasterKeys) -> RunTokens:
@@ -379,7 +380,7 @@ class RunTokens:
 
     def make(self, tenant_id: int, run_id: str, fence: int) -> str:
         """The token of one attempt."""
-        return f"{RUN_PREFIX}{tenant_id}.{fence}.{_mac(self._keys[0], tenant_id, run_id, fence)}"
+        return f"{RUN_PREFIX}{tenant_id}.{fence}.{_mac(self._signers[0], tenant_id, run_id, fence)}"
 
     def read(self, token: str, run_id: str) -> Identity | None:
         """Which attempt of this run shows the token; None if it is not one of ours, or another run's."""
@@ -387,13 +388,13 @@ class RunTokens:
         if found is None:
             return None
         tenant_id, fence = int(found[1]), int(found[2])
-        macs = [_mac(key, tenant_id, run_id, fence) for key in self._keys]
+        macs = [_mac(signer, tenant_id, run_id, fence) for signer in self._signers]
         if not any([hmac.compare_digest(found[3], mac) for mac in macs]):
             return None
         return Identity(run_id, f"run {run_id}", "run", tenant_id, "", fence=fence)
 
 
-def _mac(key: bytes, tenant_id: int, run_id: str, fence: int) -> str:
-    # Keyed BLAKE2 is a MAC by itself, and half the price of HMAC.
-    text = b"%d:%s:%d" % (tenant_id, run_id.encode(), fence)
-    return hashlib.blake2b(text, key=key, digest_size=24, person=b"tocsin run").hexdigest()
+def _mac(signer: hashlib.blake2b, tenant_id: int, run_id: str, fence: int) -> str:
+    mac = signer.copy()
+    mac.update(b"%d:%s:%d" % (tenant_id, run_id.encode(), fence))
+    return mac.hexdigest()

@@ -476,19 +476,17 @@ class Gateway:
             spec=None if shared else stored.msgpack if packed else stored.json,
             spec_ref=_spec_ref((0, row["job_id"], row["job_version"])) if shared else None,
             args=None if row["args"] is None else msgspec.json.decode(row["args"]),
-            # A function is called within the worker and has no need to prove who it is.
-            token="" if stored.kind == "python" else self.tokens.make(row["tenant_id"], run_id, fence),
+            token=self.tokens.make(row["tenant_id"], run_id, fence),
         )
 
     async def _tell_parents(self, runs: Sequence[ClaimedRun], rows: Sequence[Row]) -> None:
         """Tell runs how those ended that they waited for, or where they are told."""
         found = await parents.handed_over(self._db, [Key(r["tenant_id"], r["id"]) for r in rows if r["has_parents"]])
-        for run, row in zip(runs, rows, strict=True):
+        for run in runs:
             if run.run_id in found:
                 run.parents = found[run.run_id]
                 if run.parents is None:
                     run.parents_url = f"/v1/runs/{run.run_id}/parents"
-                    run.token = self.tokens.make(row["tenant_id"], run.run_id, run.fence)
 
     async def _let_call(self, runs: Sequence[ClaimedRun], rows: Sequence[Row]) -> None:
         """Tell runs whom within our walls they may call; those that are not of kind `http` make nothing of it."""
