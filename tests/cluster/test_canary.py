@@ -1,4 +1,5 @@
-"""A canary secret, told by jobs in every way they can, is found in no table, log, object, metric or answer."""
+"""A canary secret, told by jobs in every way they can, is found in no table, log, object, metric or answer; nor in the
+archive, when all that it left is moved there."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import asyncpg
+import duckdb
 import httpx
 import zstandard
 
 from tests.conftest import Cluster
 
-from .cluster import ROOT, Site, until
+from .cluster import ROOT, Server, Site, until
+from .test_records import Stage, long_ago
 
 ENDED = ("succeeded", "dead", "cancelled", "expired")
 SECRET = f'can"ary/sécret+{uuid.uuid4().hex}'
@@ -117,11 +120,36 @@ class Hunt:
         paths = ("", "/attempts", "/logs?limit=500")
         return b"".join([(await self.api.get(f"/v1/runs/{run_id}{path}")).content for path in paths])
 
-    async def rows(self) -> bytes:
-        """Every row of every table."""
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[asyncpg.Connection]:
+        """A superuser's connection."""
         database = urlsplit(self.site.settings["DATABASE_URL"]).path.lstrip("/")
         connection = await asyncpg.connect(self.cluster.as_superuser(database))
         try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def archived(self, server: Server) -> None:
+        """Let all that ended have ended long ago, and wait until it has left the database."""
+        async with self.database() as sql:
+            await sql.execute("set search_path = tocsin")
+            place = Stage(self.site, server, sql)
+            rows = await sql.fetchval("select count(*) from history")
+            await long_ago(place, 100, "default")
+            server.kill()
+            await server.start()  # its archivist begins with it
+            await place.until_value(1, "select count(*) from archived_days where gone_at is not null")
+            assert await sql.fetchval("select sum(rows) from archives") == rows > 0
+
+            async def published() -> bool:
+                return bool(place.objects("version-hint.text"))
+
+            await until("it is published", published, 60)
+
+    async def rows(self) -> bytes:
+        """Every row of every table."""
+        async with self.database() as connection:
             tables = await connection.fetch(
                 "select c.oid::regclass::text as name from pg_class c"
                 " where c.relkind = 'r' and c.relnamespace = 'tocsin'::regnamespace"
@@ -129,14 +157,14 @@ class Hunt:
             assert {"tocsin.runs", "tocsin.secrets", "tocsin.data_keys"} <= {row["name"] for row in tables}
             read = [await connection.fetch(f"select t::text as row from {row['name']} t") for row in tables]
             return "\n".join(row["row"] for rows in read for row in rows).encode()
-        finally:
-            await connection.close()
 
     def objects(self) -> Iterator[tuple[Path, bytes]]:
         for path in Path(self.site.home, "objects").rglob("*"):
             if path.is_file():
                 data = path.read_bytes()
                 yield path, data
+                if path.suffix == ".parquet":
+                    yield path, str(duckdb.sql(f"select * from read_parquet('{path}')").fetchall()).encode()
                 if data.startswith(b"\x28\xb5\x2f\xfd"):
                     yield path, zstandard.ZstdDecompressor().decompressobj().decompress(data)
 
@@ -153,7 +181,8 @@ class Hunt:
 
 async def test_no_canary_is_found_anywhere(cluster: Cluster, database_url: str, tmp_path: Path) -> None:
     key = base64.b64encode(os.urandom(32)).decode()
-    with Site(tmp_path, database_url, cluster.keys, lease=20, heartbeat=2, master_key=key, log_level="debug") as site:
+    settings = {"master_key": key, "log_level": "debug", "hot_days": 2, "iceberg": True}
+    with Site(tmp_path, database_url, cluster.keys, lease=20, heartbeat=2, **settings) as site:
         server = await site.server("server")
         worker = await site.worker("worker", server, module="tests.cluster.blabbers:app", start=False)
         worker.env |= {"TOCSIN_HTTP_PRIVATE": "1", "TOCSIN_LOG_LEVEL": "debug"}
@@ -184,8 +213,13 @@ async def test_no_canary_is_found_anywhere(cluster: Cluster, database_url: str, 
             answers["workflows"] = (await api.get("/v1/workflow-runs")).content
             answers["metrics"] = (await api.get("/metrics")).content
             answers["rows"] = await hunt.rows()
+        await hunt.archived(server)
+        answers["archived"] = await hunt.rows()
         answers |= {process.name: process.log.read_bytes() for process in (server, worker)}
         found = {name: tells(text) for name, text in answers.items()}
-        found |= {str(path): tells(data) for path, data in hunt.objects()}
+        objects = list(hunt.objects())
+        archived = b"".join(data for path, data in objects if path.suffix == ".parquet")
+        assert all(run_id[-12:].encode() in archived for run_id in run_ids) and b"***" in archived, "they are all there"
+        found |= {str(path): tells(data) for path, data in objects}
         assert not {name: forms for name, forms in found.items() if forms}
         assert [path for path, _ in hunt.database_files()] == []
