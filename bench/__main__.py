@@ -33,6 +33,7 @@ from bench import (
     graphs,
     logs,
     noisy,
+    output,
     pickup,
     schedules,
     sdk,
@@ -86,7 +87,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=2_000, help="drain: slots of each worker")
     parser.add_argument("--workers", type=int, default=1, help="drain: worker processes")
     parser.add_argument("--peer-python", default=sys.executable, help="burst: a Python that has the peers installed")
-    parser.add_argument("--long", action="store_true", help="schedules, archive: ten million, too, which takes long")
+    parser.add_argument(
+        "--long", action="store_true", help="schedules, archive: ten million, too, which takes long; output: 10 GB"
+    )
     parser.add_argument("--megabytes", type=int, default=1000, help="logs: how much text")
     parser.add_argument("--hold", type=float, default=60, help="xmin: seconds the transaction stays open at least")
     parser.add_argument("--jobs", type=int, default=20_000, help="storm: jobs that call what is down")
@@ -160,7 +163,15 @@ def _spawn(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = spawn.measure(made, repeat=options.repeat)
     report.document["spawn"] = [one.document() for one in found]
     middle = drain.median(found)
-    report.add("processes started", f"{middle.per_second:,.0f} runs/s", drain.describe(middle))
+    report.add("processes started", f"{middle.per_second:,.0f} runs/s", f"bar {spawn.BAR}; {drain.describe(middle)}")
+
+
+def _output(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = output.measure(made, 10 if options.long else 1)
+    report.document["output"] = found.document()
+    figure = f"{found.peak_rss - found.idle_rss:+.0f} MB"
+    more = f"of the worker's memory; {output.describe(found)}; {found.per_second:,.0f} MB/s"
+    report.add(f"output of {found.gigabytes} GB", figure, more)
 
 
 def _pickup(made: Stand, options: argparse.Namespace, report: Report) -> None:
@@ -367,6 +378,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "schedules": _schedules,
     "drain": _drain,
     "spawn": _spawn,
+    "output": _output,
     "sdk": _sdk,
     "submit": _submit,
     "audit": _audit,

@@ -10,6 +10,7 @@ from bench import drain
 from bench.drain import Drain
 from bench.stand import Stand, say
 
+BAR = 300  # a second, on 2 cores
 _SLOTS = 16
 _WARM_RUNS = 100
 
