@@ -109,7 +109,8 @@ class Link:
     async def fetch_parents(self, path: str, token: str, timeout: float) -> dict[str, wire.Parent]:
         """What a run's parents ended with, where it did not come with the run."""
         content = await self._get(path, timeout, {"Authorization": f"Bearer {token}", "Accept": "application/json"})
-        return _told(content, dict[str, wire.Parent])
+        found: dict[str, wire.Parent] = _told(content, dict[str, wire.Parent])
+        return found
 
     async def _get(self, path: str, timeout: float, headers: Mapping[str, str] | None = None) -> bytes:
         assert self._session is not None
