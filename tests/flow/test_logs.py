@@ -32,6 +32,17 @@ async def texts(scene: Scene, run: dict[str, Any], query: str = "") -> list[str]
 Held = tuple[WorkerHand, dict[str, Any]]
 
 
+class Gate:
+    """Where somebody waits until the test lets them on."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+    async def pass_through(self) -> None:
+        self.reached.set()
+        await self.open.wait()
+
+
 async def test_lines_come_back_in_order_with_their_stream_and_time(scene: Scene, held: Held) -> None:
     worker, run = held
     await worker.ship(chunk(run, 0, "a", "b"))
@@ -53,6 +64,49 @@ async def test_a_repeat_is_harmless_and_an_overlap_adds_only_what_is_new(scene: 
     await worker.ship(chunk(run, 1, "b", "c"))
     await asyncio.gather(*(worker.ship(chunk(run, 3, "d")) for _ in range(4)))
     assert await texts(scene, run) == ["a", "b", "c", "d"]
+
+
+async def test_what_a_slow_shipment_lacked_is_stored_by_its_repeat(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = held
+    first, second = Gate(), Gate()
+    gates, put = [first, second], scene.node.objects.put
+
+    async def slow(key: str, body: bytes, **how: Any) -> None:
+        if gates:
+            await gates.pop(0).pass_through()
+        await put(key, body, **how)
+
+    monkeypatch.setattr(scene.node.objects, "put", slow)
+    given_up = asyncio.create_task(worker.ship(chunk(run, 0, "a", "b")))
+    await first.reached.wait()
+    repeated = asyncio.create_task(worker.ship(chunk(run, 0, "a", "b", "c"), chunk(run, 3, "d")))
+    await second.reached.wait()
+    for gate, shipment in ((first, given_up), (second, repeated)):
+        gate.open.set()
+        await shipment
+    await worker.ship(chunk(run, 4, "e"))
+    assert await texts(scene, run) == ["a", "b", "c", "d", "e"]
+
+
+async def test_a_shipment_that_always_comes_second_is_to_be_repeated(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = held
+    put, offset = scene.node.objects.put, iter(range(9))
+
+    async def overtaken(key: str, body: bytes, **how: Any) -> None:
+        monkeypatch.setattr(scene.node.objects, "put", put)
+        await worker.ship(chunk(run, (at := next(offset)), str(at)))
+        monkeypatch.setattr(scene.node.objects, "put", overtaken)
+        await put(key, body, **how)
+
+    monkeypatch.setattr(scene.node.objects, "put", overtaken)
+    assert (await worker.ship(chunk(run, 0, *"0123456789"), expect=503))["code"] == "contention"
+    monkeypatch.setattr(scene.node.objects, "put", put)
+    await worker.ship(chunk(run, 0, *"0123456789"))
+    assert await texts(scene, run) == list("0123456789")
 
 
 async def test_a_gap_is_refused_with_what_was_expected(scene: Scene, held: Held) -> None:

@@ -134,6 +134,21 @@ async def test_a_refused_log_leaves_nothing_on_disk() -> None:
         assert shipper._size == 0 and shipper._spool._file is None
 
 
+async def test_lines_that_the_server_has_lost_are_missed_out_loud_and_the_log_goes_on() -> None:
+    server = Server()
+    server.there.set()
+    async with shipping(server) as shipper:
+        log = log_of("r")
+        shipper.add(log, lines("a", "b", "c"), 0)
+        await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
+        del server.lines["r"][1:]
+        for text in ("d", "e"):
+            shipper.add(log, lines(text), 0)
+            await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
+        assert server.lines["r"] == ["a", "[tocsin: 2 lines left out: the server has lost them]", "d", "e"]
+        assert log.summary() == {"lines": 4, "dropped": 2} and shipper._size == 0
+
+
 async def test_a_disk_that_fails_costs_lines_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     async with shipping(server) as shipper:

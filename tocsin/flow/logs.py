@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tocsin.errors import Conflict
+from tocsin.errors import Conflict, Contention
 from tocsin.flow.shared import unlisted
 from tocsin.flow.shared.segments import Part, loose_object, shown, unpack, write
 from tocsin.flow.shared.unlisted import Place
@@ -20,17 +20,20 @@ from tocsin.wire import LogChunk, LogLine
 SQL = Sql(__file__)
 _MOST_LINE = 65_536
 _MOST_CHUNKS = 64
+_MOST_ROUNDS = 3
 _FEW = 500  # lines
 _MOST_READ = 262_144  # characters in one answer
 
 
 class _Fresh(NamedTuple):
-    """The lines of a chunk that are not stored yet, and how many come before them."""
+    """The lines of an attempt that are not stored yet, and how many come before them."""
 
     tenant_id: int
     job_id: str
-    chunk: LogChunk
+    run_id: str
+    attempt: int
     first_line: int
+    lines: list[LogLine]
     room: int | None  # bytes that the tenant may still log today, as it was before this shipment
 
 
@@ -39,11 +42,18 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
     for chunk in chunks:
         if parse_id(chunk.run_id) is None or not (0 <= chunk.attempt < 2**31 and 0 <= chunk.fence < 2**63):
             raise _superseded(chunk)
-    fresh = _fresh(chunks, await _stored(db, worker_id, chunks))
-    if not fresh:
-        return
+    for _ in range(_MOST_ROUNDS):
+        fresh = _fresh(chunks, await _stored(db, worker_id, chunks))
+        if not fresh or await _store(db, objects, fresh):
+            return
+    raise Contention("the same lines are being stored by others: ship them again")
+
+
+async def _store(db: Database, objects: ObjectStore, fresh: list[_Fresh]) -> bool:
+    """Whether all of it is stored. Where an earlier shipment of the same lines, given up by its worker but not by its
+    server, came first, nothing is: it may have had fewer of them, and what it lacked is still to be stored."""
     id_ = new_id(db.clock.now())
-    key = loose_object(fresh[0].chunk.run_id, id_)
+    key = loose_object(fresh[0].run_id, id_)
     used: Counter[int] = Counter()
     parts = list(_parts(fresh, used))
     if sum(part.counted for part in parts) < _FEW:
@@ -57,10 +67,15 @@ async def ship(db: Database, objects: ObjectStore, worker_id: str, chunks: list[
         for frame in segment.frames
     ]
     own = [segment[:8] for segment in segments]
-    await db.fetch("engine", SQL["add"], key, id_, *columns(frames, 7), *columns(own, 8))
+    rows = await db.fetch("engine", SQL["add"], key, id_, *columns(frames, 7), *columns(own, 8))
+    added = {(row["run_id"], row["attempt"]) for row in rows}
+    for part in parts:
+        if part.tenant_id in used and (part.run_id, part.attempt) not in added:
+            used[part.tenant_id] -= _bytes(part.lines)
     if used:
         # After the lines: who dies in between has logged for nothing, which is better than to have paid for nothing.
         await db.fetch("engine", SQL["use"], *columns(list(used.items()), 2))
+    return len(added) == len(parts)
 
 
 async def _stored(db: Database, worker_id: str, chunks: list[LogChunk]) -> dict[int, Row]:
@@ -76,24 +91,24 @@ async def _stored(db: Database, worker_id: str, chunks: list[LogChunk]) -> dict[
 
 
 def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:
-    """What is new, chunk by chunk: a chunk may go on where the one before it in the same shipment ends."""
-    lines: dict[tuple[str, int], int] = {}
-    fresh = []
+    """What is new, one piece of each attempt's log, so that it is stored or not: a chunk may go on where the one before
+    it in the same shipment ends."""
+    fresh: dict[tuple[str, int], _Fresh] = {}
     for i, chunk in enumerate(chunks):
         if i not in held:
             raise _superseded(chunk)
-        key = chunk.run_id, chunk.attempt
-        have = lines.setdefault(key, held[i]["lines"])
+        row = held[i]
+        key = row["run_id"], chunk.attempt
+        piece = fresh.setdefault(key, _Fresh(row["tenant_id"], row["job_id"], *key, row["lines"], [], row["room"]))
+        have = piece.first_line + len(piece.lines)
         if chunk.offset > have:
             raise Conflict(
                 f"lines {have} to {chunk.offset - 1} are missing",
                 code="log_gap",
                 extra={"run_id": chunk.run_id, "attempt": chunk.attempt, "expected_offset": have},
             )
-        if chunk.offset + len(chunk.lines) > have:
-            fresh.append(_Fresh(held[i]["tenant_id"], held[i]["job_id"], chunk, have, held[i]["room"]))
-            lines[key] = chunk.offset + len(chunk.lines)
-    return fresh
+        piece.lines.extend(chunk.lines[have - chunk.offset :])
+    return [piece for piece in fresh.values() if piece.lines]
 
 
 def _superseded(chunk: LogChunk) -> Conflict:
@@ -102,14 +117,17 @@ def _superseded(chunk: LogChunk) -> Conflict:
 
 
 def _parts(fresh: list[_Fresh], used: Counter[int]) -> Iterator[Part]:
-    for tenant_id, job_id, chunk, first_line, room in fresh:
-        new = chunk.lines[first_line - chunk.offset :]
+    for tenant_id, job_id, run_id, attempt, first_line, new, room in fresh:
         lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in new]
         if room is not None:
             lines = _within(lines, room - used[tenant_id])
-            used[tenant_id] += sum(len(line[3].encode()) for line in lines)
+            used[tenant_id] += _bytes(lines)
         # All lines are counted, those too that were cut: the worker goes on behind them.
-        yield Part(tenant_id, parse_id(chunk.run_id) or "", chunk.attempt, job_id, first_line, len(new), lines)
+        yield Part(tenant_id, run_id, attempt, job_id, first_line, len(new), lines)
+
+
+def _bytes(lines: list[LogLine]) -> int:
+    return sum(len(line[3].encode()) for line in lines)
 
 
 def _within(lines: list[LogLine], room: int) -> list[LogLine]:

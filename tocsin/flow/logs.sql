@@ -14,7 +14,7 @@
 
 -- :name held
 -- Whose lines these are. A stale fence finds nothing.
-select i.n, r.tenant_id, r.job_id::text as job_id, q.room, l.lines
+select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room, l.lines
   from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
   join runs r on r.worker_id = $1 and r.id = i.run_id and r.state in ('running', 'stopping')
              and r.attempt = i.attempt and r.fence = i.fence
@@ -23,7 +23,7 @@ select i.n, r.tenant_id, r.job_id::text as job_id, q.room, l.lines
 -- :name late
 -- The same for attempts whose end this worker has told: a result does not wait for ever for its lines, and they may
 -- follow it for a while.
-select i.n, r.tenant_id, r.job_id::text as job_id, q.room, l.lines
+select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room, l.lines
   from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
   -- A worker does not say whose run it is; asking each tenant's index is cheap enough for what is rare.
  cross join tenants t
@@ -36,7 +36,8 @@ select i.n, r.tenant_id, r.job_id::text as job_id, q.room, l.lines
  where r.worker_id = $1 and r.fence = i.fence and r.outcome <> 'lost' and r.finished_at > now() - interval '1 hour'
 
 -- :name add
--- Where lines lie, and what each tenant has in the object. A frame whose place another shipment has taken is void.
+-- Where lines lie, and what each tenant has in the object; answers of which attempts. A frame whose place another
+-- shipment has taken is void.
 with frames as (
     select * from unnest($3::int[], $4::uuid[], $5::int[], $6::bigint[], $7::int[], $8::bigint[], $9::int[])
         as f(tenant_id, run_id, attempt, first_line, lines, position, bytes)),
@@ -44,15 +45,19 @@ added as (
     insert into log_chunks (tenant_id, run_id, attempt, first_line, lines, object, position, bytes)
     select f.tenant_id, f.run_id, f.attempt, f.first_line, f.lines, $1::text, f.position, f.bytes from frames f
         on conflict do nothing
-    returning tenant_id, position)
-insert into log_segments (tenant_id, id, object, position, bytes, lines, raw_bytes, stored_bytes, first_at, last_at, void)
-select s.tenant_id, $2::uuid, $1::text, s.position, s.bytes, s.lines, s.raw_bytes, s.stored_bytes, s.first_at, s.last_at,
-       array(select f.position from frames f
-              where f.tenant_id = s.tenant_id and f.position not in (select a.position from added a))
-  from unnest($10::int[], $11::bigint[], $12::int[], $13::int[], $14::bigint[], $15::bigint[],
-              $16::timestamptz[], $17::timestamptz[])
-        as s(tenant_id, position, bytes, lines, raw_bytes, stored_bytes, first_at, last_at)
- where s.tenant_id in (select a.tenant_id from added a)
+    returning tenant_id, run_id, attempt, position),
+segments as (
+    insert into log_segments (tenant_id, id, object, position, bytes, lines, raw_bytes, stored_bytes, first_at, last_at,
+                              void)
+    select s.tenant_id, $2::uuid, $1::text, s.position, s.bytes, s.lines, s.raw_bytes, s.stored_bytes, s.first_at,
+           s.last_at,
+           array(select f.position from frames f
+                  where f.tenant_id = s.tenant_id and f.position not in (select a.position from added a))
+      from unnest($10::int[], $11::bigint[], $12::int[], $13::int[], $14::bigint[], $15::bigint[],
+                  $16::timestamptz[], $17::timestamptz[])
+            as s(tenant_id, position, bytes, lines, raw_bytes, stored_bytes, first_at, last_at)
+     where s.tenant_id in (select a.tenant_id from added a))
+select a.run_id::text as run_id, a.attempt from added a
 
 -- :name use
 -- Count bytes of tenants that have a quota for them, today's only. In the order of the tenants, as every node takes them.

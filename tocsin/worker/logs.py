@@ -119,6 +119,15 @@ class RunLog:
         self.sent = 0
         return _size(gone)
 
+    def fall_back(self, upto: int) -> int:
+        """The server has lost what came behind `upto` lines, and we no longer have it: a word in its place, of which the
+        size is answered."""
+        lost, self.acked, self.sent = self.acked - upto, upto, 0
+        self.dropped += lost
+        word = [_left_out(lost, "the server has lost them")]
+        self.lines[:0] = word
+        return _size(word)
+
     def give_up(self) -> int:
         """Drop what is left in memory; its size."""
         freed = _size(self.lines) + _size(self.last)
@@ -263,7 +272,9 @@ class LogShipper:
         expected = conflict.expected_offset
         if conflict.code == "log_gap" and expected is not None and log.acked < expected <= log.acked + len(log.lines):
             self._acknowledge(log, expected)
-        else:  # superseded, or the server lacks lines that we no longer have
+        elif conflict.code == "log_gap" and expected is not None and 0 <= expected < log.acked:
+            self._size += log.fall_back(expected)
+        else:  # superseded, or the server has lines that we have never sent
             self._abandon(log)
 
     def _acknowledge(self, log: RunLog, upto: int) -> None:
