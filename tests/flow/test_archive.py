@@ -10,6 +10,7 @@ from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asyncpg
 import pytest
 
 from tests.conftest import Api
@@ -85,6 +86,37 @@ async def test_no_file_of_an_earlier_try_outlives_retention(old: Old, tmp_path: 
     assert await old.archive() == [DAY]
     stored = {str(path.relative_to(tmp_path / "objects")) for path in (tmp_path / "objects").rglob("*.parquet")}
     assert stored == {await old.scene.value("select object from archives")}
+
+
+async def test_an_archivist_that_was_cut_off_removes_nothing_that_another_has_made(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await old.job()
+    await old.make_day(DAY)
+    await old.rows(job, DAY, 3)
+    old.scene.db.failpoints = Failpoints("archive.proved=raise")
+    with pytest.raises(InjectedFault):
+        await old.archive()
+    objects, reached, go_on = old.scene.node.objects, asyncio.Event(), asyncio.Event()
+    delete = objects.delete
+
+    async def held_up(key: str) -> None:
+        if not reached.is_set():
+            reached.set()
+            await go_on.wait()
+        await delete(key)
+
+    monkeypatch.setattr(objects, "delete", held_up)
+    cut_off = asyncio.create_task(old.archive())
+    await reached.wait()
+    turn = "from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()"
+    await old.scene.rows(f"select pg_terminate_backend(pid, 10000) {turn}")
+    assert await old.archive() == [DAY]
+    go_on.set()
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await cut_off
+    assert await objects.keys("history/") == [await old.scene.value("select object from archives")]
+    assert (await old.scene.api.get(f"/v1/runs?job={job['id']}"))["items"]
 
 
 async def test_a_day_that_cannot_go_is_told_by_the_lag(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """archive: closed days of history become Parquet in object storage, a file per tenant and day, and leave PostgreSQL.
 
-Steps, each of which may be repeated after a crash: the rows of a tenant are written to a file under a name made of
-its contents; it is read back and compared with the rows; it enters the catalogue (`archives`). When all tenants' rows
+Steps, each of which may be repeated after a crash: the rows of a tenant are written to a file under a name of its own,
+which no other try gives; it is read back and compared with the rows; it enters the catalogue (`archives`). When all tenants' rows
 are there the day enters `archived_days`, and from that commit on it is read from its files. Then the partition is
 detached, which waits for those who still read it but lets nobody wait, and dropped.
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from tocsin.errors import ServerFault
 from tocsin.flow.shared import cold
 from tocsin.flow.shared.turns import turn
-from tocsin.model.ids import lowest_id
+from tocsin.model.ids import lowest_id, new_id
 from tocsin.store.db import Connection, Database, Row, Sql, is_damage
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import File, Parquet, checksum, is_unreadable
@@ -184,8 +184,8 @@ class _Day:
                 yield part
 
     async def _remove_strays(self, tenant_id: int) -> None:
-        """Files of tries that did not come to an end. Where a job was renamed since, this one makes others, and what no
-        list names retention would not find."""
+        """Files of tries that did not come to an end: what no list names retention would not find. None of them is ever
+        written again, so that it does no harm if this is held up until the turn is another server's."""
         folder = cold.folder(tenant_id)
         found = {key for key in await self._objects.keys(folder) if key.startswith(f"{folder}{self._day}-")}
         listed = {row["object"] for row in await self._owner.fetch(SQL["listed"], tenant_id, self._day)}
@@ -210,7 +210,8 @@ class _Day:
 
     async def _store(self, tenant_id: int, slices: list[Bounds], data: bytes) -> _Part:
         digest = await checksum(data)
-        file = File(f"{cold.folder(tenant_id)}{self._day}-{digest.hex()[:16]}.parquet", len(data), digest)
+        name = f"{cold.folder(tenant_id)}{self._day}-{new_id(self._db.clock.now())}.parquet"
+        file = File(name, len(data), digest)
         await self._objects.put(file.object, data, durable=True)
         await self._point("stored")
         count = await self._prove(tenant_id, slices, file)

@@ -131,7 +131,7 @@ insert into archives (tenant_id, day, object, rows, bytes, checksum, cold_at)
 values ($1, $2, $3, $4, $5, $6, case when $7 then now() end)
 
 -- :name forget_files
--- Of a try that did not come to an end. What they named is removed, or written again.
+-- Of a try that did not come to an end. What they named is removed.
 delete from archives a
  where a.day = $1 and a.cold_at is null and not exists (select from archived_days d where d.day = a.day)
 
