@@ -19,6 +19,7 @@
     │   ├── TooManyRequests   429
     │   ├── HeadersTooLarge   431
     │   ├── Unavailable       503
+    │   │   ├── ObjectLost         what object storage was given is gone, or is not what it was
     │   │   ├── OutcomeUnknown     the connection died around COMMIT
     │   │   └── Contention         deadlock, lock or time limit; nothing happened, try again
     │   └── ServerFault       500
@@ -161,6 +162,12 @@ class Unavailable(ApiProblem):
 
 class OutcomeUnknown(Unavailable):
     title, default_code = "Outcome unknown", "outcome_unknown"
+
+
+class ObjectLost(Unavailable):
+    """Storage is there, and what it was given is not: another try does not help."""
+
+    title, default_code = "Lost", "object_lost"
 
 
 class Contention(Unavailable):

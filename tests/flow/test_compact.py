@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,26 @@ async def test_small_segments_become_one(scene: Scene, worker: WorkerHand, tenan
     assert await clean(scene) == 0
 
 
-async def test_a_segment_that_is_lost_keeps_back_those_that_would_be_one_with_it_alone(
-    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["gone", "directory", "frame"])
+async def test_a_segment_that_is_lost_stays_alone(
+    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     await logged(scene, worker)
-    raw = await scene.value("select max(raw_bytes) from log_segments")
-    monkeypatch.setattr(compact, "_FULL", 2 * raw - raw // 2)  # two of them
-    lost = await scene.value("select object from log_segments order by id limit 1")
-    await scene.node.objects.delete(lost)
-    assert await compact.compact(scene.db, scene.node.objects, tenant) == 8
+    monkeypatch.setattr(compact, "_MOST_SEGMENTS", 1)  # it is all that is seen at first
+    count = await scene.value("select count(*) from log_segments")
+    lost = await scene.row("select object, position from log_segments order by id limit 1")
+    path = settings.home / "objects" / lost["object"]
+    whole = path.read_bytes()
+    zeros = {"directory": lost["position"], "frame": 0}
+    path.unlink()
+    if how != "gone":
+        path.write_bytes(whole[: zeros[how]] + bytes(20) + whole[zeros[how] + 20 :])
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 1
+    monkeypatch.undo()
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == count - 2
     assert await compact.compact(scene.db, scene.node.objects, tenant) == 0
+    path.write_bytes(whole)
+    assert await compact.compact(scene.db, scene.node.objects, tenant) == 1
 
 
 async def test_what_is_fresh_or_little_is_left_alone(scene: Scene, worker: WorkerHand, tenant: int) -> None:
@@ -160,7 +171,7 @@ async def test_whoever_dies_anywhere_loses_nothing_and_the_next_turn_repairs(
 
 async def test_two_at_once_are_one(scene: Scene, worker: WorkerHand, tenant: int, settings: Settings) -> None:
     wanted = await logged(scene, worker)
-    rows = await scene.db.fetch("engine", compact.SQL["loose"], tenant, compact.SETTLED, 512)
+    rows = await scene.db.fetch("engine", compact.SQL["loose"], tenant, compact.SETTLED, str(uuid.UUID(int=0)), 512)
     group = compact._Group(scene.db, scene.node.objects, tenant, rows)
     assert await compact.compact(scene.db, scene.node.objects, tenant) == 10
     assert not await group.compact()
@@ -374,6 +385,18 @@ async def test_a_segment_that_cannot_be_read_keeps_no_other_back(
     assert await unlist(scene) == 1 and await listed(scene) == 1
     [kept] = await scene.rows("select run_id::text as run_id from log_chunks")
     assert kept["run_id"] == lost["run_id"] not in wanted
+
+
+async def test_old_lines_that_may_be_lost_are_told(
+    scene: Scene, worker: WorkerHand, tenant: int, settings: Settings
+) -> None:
+    run = await held(scene, worker)
+    await worker.ship(chunk(run, 0, "lost"))
+    await settle(scene, worker, tenant)
+    assert await unlist(scene) == 1
+    (settings.home / "objects" / await scene.value("select object from log_segments where compacted")).unlink()
+    [told] = (await scene.api.get(f"/v1/runs/{run['run_id']}/logs"))["items"]
+    assert told["seq"] == 0 and told["stream"] == "system" and "has lost lines of that time" in told["text"]
 
 
 async def test_lines_go_with_their_segment_when_nobody_is_to_keep_them(

@@ -12,6 +12,7 @@ from tests.flow.kit import Scene, WorkerHand
 from tocsin.clock import EPOCH, iso
 from tocsin.flow import archive
 from tocsin.flow import search as module
+from tocsin.settings import Settings
 from tocsin.store.db import connect
 
 Run = dict[str, Any]
@@ -136,7 +137,7 @@ async def test_nobody_finds_the_lines_of_others(scene: Scene, worker: WorkerHand
     await scene.api.post("/v1/tenants", {"slug": "other"})
     for query in ("q=mine", f"run={run['run_id']}", f"job={(await scene.run(run['run_id']))['job_id']}", ""):
         page = await scene.api.get(f"/v1/logs/search?{query}", headers={"tocsin-tenant": "other"})
-        assert page == {"items": [], "next_cursor": None}
+        assert page == {"items": [], "next_cursor": None, "incomplete": False}
 
 
 async def test_bad_queries_are_refused(scene: Scene, worker: WorkerHand) -> None:
@@ -184,3 +185,28 @@ async def turn_cold(scene: Scene) -> None:
         assert await day._take_out([await scene.value("select id from tenants where slug = 'default'")])
     finally:
         await owner.close()
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+async def test_what_is_lost_hides_nothing_else(scene: Scene, worker: WorkerHand, settings: Settings, how: str) -> None:
+    first, second = await held(scene, worker), await held(scene, worker)
+    await worker.ship(chunk(first, 0, "needle one"))
+    await worker.ship(chunk(second, 0, "needle lost", "needle gone"))
+    await worker.ship(chunk(second, 2, "needle two"))
+    path = settings.home / "objects" / await scene.value("select object from log_segments order by id offset 1 limit 1")
+    whole = path.read_bytes()
+    path.unlink()
+    if how == "damaged":
+        path.write_bytes(bytes(len(whole)))
+    for query, wanted in (({}, ["needle two", "needle one"]), ({"run": second["run_id"]}, ["needle two"])):
+        page = await scene.api.get("/v1/logs/search", params={"q": "needle", **query})
+        assert [line["text"] for line in page["items"]] == wanted and page["incomplete"] is True
+    told = (await scene.api.get(f"/v1/runs/{second['run_id']}/logs"))["items"]
+    assert [(line["seq"], line["stream"], line["text"]) for line in told] == [
+        (2, "system", "[tocsin: 2 lines cannot be read: object storage has lost them]"),
+        (3, "stdout", "needle two"),
+    ]
+    page = await scene.api.get(f"/v1/runs/{second['run_id']}/logs?limit=1&after=1")
+    assert page["next_after"] == 2 and "1 lines" in page["items"][0]["text"]
+    path.write_bytes(whole)
+    assert (await scene.api.get("/v1/logs/search", params={"q": "needle"}))["incomplete"] is False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.errors import SetupError, Unavailable
+from tocsin.errors import ObjectLost, SetupError, Unavailable
 from tocsin.settings import Settings
 from tocsin.store import objects
 from tocsin.store.objects import ObjectStore
@@ -26,9 +26,12 @@ async def test_what_was_put_is_read_by_ranges_until_it_is_deleted(store: ObjectS
     assert await store.get(key, 0, 10) == b"0123456789"
     assert await store.get(key, 3, 4) == b"3456"
     await store.delete(key)
-    with pytest.raises(Unavailable) as gone:
+    with pytest.raises(ObjectLost):
         await store.get(key, 0, 10)
-    assert gone.value.code == "objects_unavailable"
+    await store.put(key, b"01234")
+    for start in (2, 7):
+        with pytest.raises(ObjectLost):
+            await store.get(key, start, 4)
 
 
 async def test_a_second_put_replaces_the_first(store: ObjectStore) -> None:
@@ -132,3 +135,4 @@ async def test_a_store_that_stays_sick_is_unavailable_and_not_waited_for(
             with pytest.raises(Unavailable) as problem:
                 await call
             assert problem.value.code == "objects_unavailable" and problem.value.status == 503
+            assert "http" not in problem.value.detail

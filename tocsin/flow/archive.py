@@ -1,9 +1,9 @@
 """archive: closed days of history become Parquet in object storage, a file per tenant and day, and leave PostgreSQL.
 
 Steps, each of which may be repeated after a crash: the rows of a tenant are written to a file under a name of its own,
-which no other try gives; it is read back and compared with the rows; it enters the catalogue (`archives`). When all tenants' rows
-are there the day enters `archived_days`, and from that commit on it is read from its files. Then the partition is
-detached, which waits for those who still read it but lets nobody wait, and dropped.
+which no other try gives; it is read back and compared with the rows; it enters the catalogue (`archives`). When all
+tenants' rows are there the day enters `archived_days`, and from that commit on it is read from its files. Then the
+partition is detached, which waits for those who still read it but lets nobody wait, and dropped.
 
 A day is closed to a tenant when none of its runs that were made on it is live: no row of it can come any more, for ids
 are made of the database's present. While some tenant is to have the day in the database, or has such a run, the others'

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
-from itertools import groupby
-from pathlib import PurePosixPath
+from datetime import timedelta
+from itertools import chain, groupby
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from tocsin.clock import EPOCH
-from tocsin.errors import Unavailable
+from tocsin.errors import ObjectLost, Unavailable
 from tocsin.flow.shared.segments import (
     COMPACTED,
     FOLDER,
@@ -25,11 +24,12 @@ from tocsin.flow.shared.segments import (
     Part,
     Segment,
     compacted_folder,
+    made_at,
     read_directory,
     unpack,
     write,
 )
-from tocsin.model.ids import instant_of, lowest_id, new_id, parse_id
+from tocsin.model.ids import instant_of, lowest_id, new_id
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
 from tocsin.telemetry import get_logger
@@ -45,6 +45,7 @@ _FULL = 4 * 1024 * 1024  # bytes of lines in a segment
 _MOST_FRAME = 1024 * 1024
 _MOST_SEGMENTS = 512
 _AT_ONCE = 16
+_FEW = 3  # that are named
 _MOST_GARBAGE = 100
 _STRAY = timedelta(hours=1)  # no shipment is under way for so long
 _LEVEL = 9  # of compression: it is done once
@@ -73,15 +74,16 @@ async def tenants(db: Database) -> list[int]:
 
 async def compact(db: Database, objects: ObjectStore, tenant_id: int) -> int:
     """Compact what a tenant has ready; answers how many segments were replaced."""
-    rows = await db.fetch("engine", SQL["loose"], tenant_id, SETTLED, _MOST_SEGMENTS)
-    replaced = 0
-    for group in _groups(rows):
-        try:
-            if await _Group(db, objects, tenant_id, group).compact():
-                replaced += len(group)
-        except Unavailable as problem:
-            # What is lost of one is no reason to let all that comes after it lie loose for ever.
-            log.warning("segments of logs cannot be compacted", tenant_id=tenant_id, error=problem.detail)
+    replaced, last = 0, str(UUID(int=0))
+    # Those that are lost stay where they are, however many: what comes behind them does not wait for them.
+    while not replaced and (rows := await db.fetch("engine", SQL["loose"], tenant_id, SETTLED, last, _MOST_SEGMENTS)):
+        for group in _groups(rows):
+            try:
+                replaced += await _Group(db, objects, tenant_id, group).compact()
+            except Unavailable as problem:
+                # What is lost of one is no reason to let all that comes after it lie loose for ever.
+                log.warning("segments of logs cannot be compacted", tenant_id=tenant_id, error=problem.detail)
+        last = rows[-1]["id"]
     return replaced
 
 
@@ -103,15 +105,23 @@ class _Group:
 
     def __init__(self, db: Database, objects: ObjectStore, tenant_id: int, rows: Sequence[Row]) -> None:
         self._db, self._objects, self._tenant_id, self._rows = db, objects, tenant_id, rows
+        self._lost: set[str] = set()  # objects; they lie as they are, for somebody may bring them back
         # As new as the newest of them, so that searches find it in its place.
         newest = instant_of(rows[-1]["id"])
         self._id = new_id(newest)
         self._object = f"{compacted_folder(tenant_id)}{newest:%Y-%m-%d}/{self._id}.zst"
 
-    async def compact(self) -> bool:
-        """Whether they were replaced."""
+    async def compact(self) -> int:
+        """How many were replaced: those that can be read."""
         frames = await self._living([lying for part in await self._read_directories() for lying in part])
-        parts = [part for some in _batches(frames) for part in await self._read(some)]
+        read = [part for some in _batches(frames) for part in await self._read(some)]
+        frames = [lying for lying in frames if lying.object not in self._lost]
+        self._rows = [row for row in self._rows if row["object"] not in self._lost]
+        if self._lost:
+            log.warning("segments of logs are lost", tenant_id=self._tenant_id, objects=sorted(self._lost)[:_FEW])
+        if not self._rows:
+            return 0
+        parts = [part for name, part in read if name not in self._lost]
         body, segments = await asyncio.to_thread(write, _merged(parts), _LEVEL)
         await self._db.fetch("engine", SQL["note"], self._object)
         await _pass(self._db, "noted")
@@ -122,13 +132,16 @@ class _Group:
             async with self._db.transaction("compact") as connection:
                 await self._replace(connection, frames, segments)
         except _Lost:
-            return False
-        return True
+            return 0
+        return len(self._rows)
 
     async def _read_directories(self) -> list[list[_Lying]]:
         async def read(row: Row) -> list[_Lying]:
-            data = await self._objects.get(row["object"], row["position"], row["bytes"])
-            _, frames = read_directory(data)
+            try:
+                _, frames = read_directory(await self._objects.get(row["object"], row["position"], row["bytes"]))
+            except ObjectLost:
+                self._lost.add(row["object"])
+                return []
             return [_Lying(row["object"], frame) for frame in frames if frame.position not in row["void"]]
 
         return [lying for some in _batches(self._rows) for lying in await asyncio.gather(*map(read, some))]
@@ -140,13 +153,20 @@ class _Group:
         )
         return [frames[row["n"] - 1] for row in rows]
 
-    async def _read(self, frames: Iterable[_Lying]) -> list[Part]:
-        async def read(lying: _Lying) -> Part:
-            f = lying.frame
-            lines = unpack(await self._objects.get(lying.object, f.position, f.bytes))
-            return Part(self._tenant_id, f.run_id, f.attempt, f.job_id, f.first_line, f.lines, lines)
+    async def _read(self, frames: Iterable[_Lying]) -> list[tuple[str, Part]]:
+        """Their lines, each with the object they lie in."""
 
-        return list(await asyncio.gather(*map(read, frames)))
+        async def read(lying: _Lying) -> list[tuple[str, Part]]:
+            f = lying.frame
+            try:
+                lines = unpack(await self._objects.get(lying.object, f.position, f.bytes))
+            except ObjectLost:
+                self._lost.add(lying.object)
+                return []
+            part = Part(self._tenant_id, f.run_id, f.attempt, f.job_id, f.first_line, f.lines, lines)
+            return [(lying.object, part)]
+
+        return list(chain.from_iterable(await asyncio.gather(*map(read, frames))))
 
     async def _replace(self, connection: Connection, frames: list[_Lying], segments: list[Segment]) -> None:
         """All at once, or nothing."""
@@ -219,18 +239,12 @@ async def sweep(db: Database, objects: ObjectStore) -> int:
     before, gone = db.clock.now() - _STRAY, 0
     for folder in await objects.folders(FOLDER):
         keys = [] if folder == COMPACTED else await objects.keys(folder)
-        made = [(key, at) for key in keys if (at := _made(key)) is not None and at < before]
+        made = [(key, at) for key in keys if (at := made_at(key)) is not None and at < before]
         for some in _batches(made):
             strays = await db.fetch("engine", SQL["unnamed"], *columns(some, 2))
             await asyncio.gather(*(objects.delete(row["object"]) for row in strays))
             gone += len(strays)
     return gone
-
-
-def _made(key: str) -> datetime | None:
-    """When an object was, by its name."""
-    id_ = parse_id(PurePosixPath(key).stem)
-    return None if id_ is None else instant_of(id_)
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,14 +9,14 @@ select t.id
          limit 1) l
 
 -- :name loose
--- A tenant's loose segments, oldest first.
+-- A tenant's loose segments behind $3, oldest first.
 select s.id::text as id, s.object, s.position, s.bytes, s.void, s.raw_bytes,
        s.added_at < now() - interval '1 hour' as ripe
   from log_segments s
  where s.tenant_id = $1 and not s.compacted and s.replaced_at is null
-   and s.added_at < now() - $2 * interval '1 second'
+   and s.added_at < now() - $2 * interval '1 second' and s.id > $3::uuid
  order by s.id
- limit $3
+ limit $4
 
 -- :name living
 -- Those of these frames that are the place of lines.
@@ -34,7 +34,8 @@ select i.n
 insert into log_garbage (object, due_at) values ($1, now() + interval '1 hour')
 
 -- :name use
-delete from log_garbage where object = $1 returning 1
+-- Not if it is about to go, or has gone: who removes it has looked before this commit is seen, and does not look again.
+delete from log_garbage where object = $1 and due_at > now() + interval '10 minutes' returning 1
 
 -- :name replace
 -- A little in the future: who searches until this commit is seen, and goes on after it, sees the same all the time.

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tocsin.errors import Conflict, Contention
+from tocsin.errors import Conflict, Contention, ObjectLost
 from tocsin.flow.shared import unlisted
-from tocsin.flow.shared.segments import Part, loose_object, shown, unpack, write
+from tocsin.flow.shared.segments import Part, loose_object, made_at, shown, unpack, write
 from tocsin.flow.shared.unlisted import Place
 from tocsin.model.ids import new_id, parse_id
 from tocsin.store.db import Database, Row, Sql, columns
@@ -23,6 +23,7 @@ _MOST_CHUNKS = 64
 _MOST_ROUNDS = 3
 _FEW = 500  # lines
 _MOST_READ = 262_144  # characters in one answer
+_SOME_LOST = "[tocsin: object storage has lost lines of that time: some of this run may be among them]"
 
 
 class _Fresh(NamedTuple):
@@ -60,7 +61,8 @@ async def _store(db: Database, objects: ObjectStore, fresh: list[_Fresh]) -> boo
         body, segments = write(parts)
     else:  # it takes a while
         body, segments = await asyncio.to_thread(write, parts)
-    await objects.put(key, body)
+    # The worker lets go of what was acknowledged: a power cut must not take it.
+    await objects.put(key, body, durable=True)
     frames = [
         (segment.tenant_id, frame.run_id, frame.attempt, frame.first_line, frame.lines, frame.position, frame.bytes)
         for segment in segments
@@ -166,22 +168,41 @@ async def read(
         last = attempt or await connection.fetchval(SQL["last_attempt"], tenant_id, run_id) or 1
         rows = await connection.fetch(SQL["chunks"], tenant_id, run_id, last, after, _MOST_CHUNKS)
         segments = await unlisted.segments(connection, tenant_id, run_id)
-    places = [*await unlisted.places(objects, segments, run_id), *(Place(*row) for row in rows)]
+    old = await unlisted.places(objects, segments, run_id)
+    places = [*old.found, *(Place(*row) for row in rows)]
     attempt = attempt or max((place.attempt for place in places), default=last)
     chunks = unlisted.in_order(place for place in places if place.attempt == attempt and place.end > after)
     more = len(chunks) >= _MOST_CHUNKS
-    items: list[dict[str, Any]] = []
+    items = [_notice(0, 0.0, _SOME_LOST)] if old.lost and after == 0 else []
     size = 0
     for chunk in chunks[:_MOST_CHUNKS]:
-        frame = await objects.get(chunk.object, chunk.position, chunk.bytes)
-        for seq, line in enumerate(unpack(frame), chunk.first_line + 1):
+        try:
+            lines = unpack(await objects.get(chunk.object, chunk.position, chunk.bytes))
+        except ObjectLost:
+            items.append(_lost(chunk, after))
+            lines = []
+        for seq, line in enumerate(lines, chunk.first_line + 1):
             if seq > after and stream in (None, line[1]):
                 items.append(shown(seq, line))
                 size += len(line[3])
-                if len(items) == limit or size > _MOST_READ:
+                if len(items) >= limit or size > _MOST_READ:
                     return Lines(attempt, items, seq, True)
         after = max(after, chunk.end)
+        if len(items) >= limit:
+            return Lines(attempt, items, after, True)
     return Lines(attempt, items, after, more)
+
+
+def _lost(chunk: Place, after: int) -> dict[str, Any]:
+    """A line in the place of those that nobody can read any more. It keeps back none of the others."""
+    made = made_at(chunk.object)
+    count = chunk.end - max(after, chunk.first_line)
+    text = f"[tocsin: {count} lines cannot be read: object storage has lost them]"
+    return _notice(chunk.end, 0.0 if made is None else made.timestamp(), text)
+
+
+def _notice(seq: int, ts: float, text: str) -> dict[str, Any]:
+    return shown(seq, (ts, "system", "warning", text))
 
 
 class Watched(NamedTuple):
@@ -206,5 +227,5 @@ async def _with_unlisted(db: Database, objects: ObjectStore, tenant_id: int, run
     async with db.tenant(tenant_id, "logs") as connection:
         segments = await unlisted.segments(connection, tenant_id, run_id)
     places = await unlisted.places(objects, segments, run_id)
-    last = max([watched.last, *((place.attempt, place.end) for place in places)])
+    last = max([watched.last, *((place.attempt, place.end) for place in places.found)])
     return watched._replace(attempt=max(watched.attempt, last[0]), last=last)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.clock import EPOCH
-from tocsin.errors import BadRequest
+from tocsin.errors import BadRequest, ObjectLost
 from tocsin.flow.shared import cold, unlisted
 from tocsin.flow.shared.segments import (
     Frame,
@@ -27,7 +27,7 @@ from tocsin.flow.shared.segments import (
     shown,
 )
 from tocsin.model.ids import lowest_id, parse_id
-from tocsin.model.logsearch import Query, folded
+from tocsin.model.logsearch import Filter, Query, folded
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import Parquet
@@ -113,10 +113,12 @@ def parse_cursor(text: str, now: datetime) -> Cursor | RunCursor:
 
 
 class Found(NamedTuple):
-    """Lines, and where to go on looking, if there may be more: `lines` may be empty all the same."""
+    """Lines, and where to go on looking, if there may be more: `lines` may be empty all the same. `incomplete`: object
+    storage has lost some that were to be looked at."""
 
     lines: list[dict[str, Any]]
     cursor: Cursor | RunCursor | None
+    incomplete: bool
 
 
 class _Hit(NamedTuple):
@@ -162,29 +164,33 @@ class _Search:
         self._lines: list[dict[str, Any]] = []
         self._bytes = 0
         self._segments = 0
+        self._incomplete = False
+
+    def _found(self, cursor: Cursor | RunCursor | None) -> Found:
+        return Found(self._lines, cursor, self._incomplete)
 
     async def through_segments(self, cursor: Cursor | None) -> Found:
         """All of the tenant's logs, newest segment first, each from its newest line on."""
         while True:
             batch = await self._next(cursor)
             directories = await asyncio.gather(*map(self._directory, batch))
-            for row, (filter_, frames) in zip(batch, directories, strict=True):
+            for row, directory in zip(batch, directories, strict=True):
                 skip = cursor.skip or 0 if cursor is not None and cursor.segment == row["id"] else 0
                 cursor = Cursor(row["as_of"], row["id"], None)
                 self._segments += 1
-                if not filter_.may_have(self._words):
+                if directory is None or not directory[0].may_have(self._words):
                     continue
-                hits = (await self._hits(row, frames))[skip:]
+                hits = (await self._hits(row, directory[1]))[skip:]
                 room = self._limit - len(self._lines)
                 self._lines += [hit.document() for hit in hits[:room]]
                 if len(hits) > room:
-                    return Found(self._lines, cursor._replace(skip=skip + room))
+                    return self._found(cursor._replace(skip=skip + room))
                 if len(hits) == room or self._bytes > _MOST_BYTES:
-                    return Found(self._lines, cursor)
+                    return self._found(cursor)
             if len(batch) < _AT_ONCE:
-                return Found(self._lines, None)
+                return self._found(None)
             if self._segments >= _MOST_SEGMENTS:
-                return Found(self._lines, cursor)
+                return self._found(cursor)
 
     async def _next(self, cursor: Cursor | None) -> Sequence[Row]:
         """The next segments; the one that the cursor stands in is the first of them, unless it is done."""
@@ -199,9 +205,13 @@ class _Search:
                 SQL["segments"], self._tenant_id, *place, lowest, wanted.from_, wanted.to, _AT_ONCE
             )
 
-    async def _directory(self, row: Row) -> Any:
-        data = await self._objects.get(row["object"], row["position"], row["bytes"])
-        return read_directory(data)
+    async def _directory(self, row: Row) -> tuple[Filter, list[Frame]] | None:
+        """What a segment has; None if that is lost."""
+        try:
+            return read_directory(await self._objects.get(row["object"], row["position"], row["bytes"]))
+        except ObjectLost:
+            self._incomplete = True
+            return None
 
     async def _hits(self, row: Row, frames: Iterable[Frame]) -> list[_Hit]:
         """The lines of a segment that fit, newest first."""
@@ -209,33 +219,42 @@ class _Search:
         own = [f for f in frames if f.position not in void and job_id in (None, f.job_id)]
         if not own:
             return []
-        start, end = own[0].position, own[-1].position + own[-1].bytes
-        data = await self._objects.get(row["object"], start, end - start)
         self._bytes += row["raw_bytes"]
-        hits = await asyncio.to_thread(_matching, self._wanted, data, start, own)
+        hits = await self._matches(row["object"], own)
         hits.sort(key=lambda hit: hit[:5], reverse=True)
         return await self._fitting(hits)
+
+    async def _matches(self, name: str, frames: Sequence[Frame]) -> list[_Hit]:
+        """The lines of these frames of an object that fit, as far as they tell; none if they are lost."""
+        start, end = frames[0].position, frames[-1].position + frames[-1].bytes
+        try:
+            data = await self._objects.get(name, start, end - start)
+            return await asyncio.to_thread(_matching, self._wanted, data, start, frames)
+        except ObjectLost:
+            self._incomplete = True
+            return []
 
     async def through_run(self, run_id: str, place: RunCursor) -> Found:
         """The log of one run, oldest line first."""
         async with self._db.tenant(self._tenant_id, "search") as connection:
             rows = await connection.fetch(SQL["chunks"], self._tenant_id, run_id, *place, _AT_ONCE)
             segments = await unlisted.segments(connection, self._tenant_id, run_id)
-        old = [one for one in await unlisted.places(self._objects, segments, run_id) if (one.attempt, one.end) > place]
+        unnamed = await unlisted.places(self._objects, segments, run_id)
+        self._incomplete = unnamed.lost
+        old = [one for one in unnamed.found if (one.attempt, one.end) > place]
         chunks = unlisted.in_order([*old, *(unlisted.Place(*row) for row in rows)])
         more = len(chunks) >= _AT_ONCE
         for chunk in chunks[:_AT_ONCE]:
-            data = await self._objects.get(chunk.object, chunk.position, chunk.bytes)
-            frame = Frame(run_id, chunk.attempt, "", chunk.first_line, chunk.lines, 0, chunk.bytes)
+            frame = Frame(run_id, chunk.attempt, "", chunk.first_line, chunk.lines, chunk.position, chunk.bytes)
             after = place.seq if place.attempt == frame.attempt else 0
-            found = await asyncio.to_thread(_matching, self._wanted, data, 0, [frame])
+            found = await self._matches(chunk.object, [frame])
             hits = await self._fitting([hit for hit in found if hit.seq > after], whose=True)
             room = self._limit - len(self._lines)
             self._lines += [hit.document() for hit in hits[:room]]
             if len(hits) >= room:
-                return Found(self._lines, RunCursor(frame.attempt, hits[room - 1].seq))
+                return self._found(RunCursor(frame.attempt, hits[room - 1].seq))
             place = RunCursor(frame.attempt, max(after, frame.first_line + frame.lines))
-        return Found(self._lines, place if more else None)
+        return self._found(place if more else None)
 
     async def _fitting(self, hits: list[_Hit], whose: bool = False) -> list[_Hit]:
         """Those whose runs fit, too; `whose`: look up their jobs."""

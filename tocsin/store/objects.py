@@ -12,8 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tocsin.errors import SetupError, Unavailable
+from tocsin.errors import ObjectLost, SetupError, Unavailable
+from tocsin.telemetry import get_logger
 
+log = get_logger("objects")
 # What fails is tried again, but not for so long (the library's three minutes) that callers pile up behind a store that
 # is down; each try takes half a minute at most.
 _RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
@@ -47,16 +49,23 @@ class ObjectStore:
             if durable and self.folder is not None:
                 await asyncio.to_thread(_sync, self.folder, self.folder / key)
         except Exception as error:
-            raise Unavailable(f"object storage refused a write: {error}", code="objects_unavailable") from error
+            raise _refused("a write", key, error) from error
 
     async def get(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`."""
+        """`length` bytes from `start`; raises `ObjectLost` if it is the object that lacks them."""
         import obstore
 
         try:
-            return bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
+            data = bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
+        except FileNotFoundError as error:
+            raise ObjectLost(f"{key} is not in object storage any more") from error
         except Exception as error:
-            raise Unavailable(f"object storage refused a read: {error}", code="objects_unavailable") from error
+            if "range" in str(error).lower():  # behind its end; no store says so in a type
+                raise ObjectLost(f"{key} is shorter than it was") from error
+            raise _refused("a read", key, error) from error
+        if len(data) < length:
+            raise ObjectLost(f"{key} is shorter than it was")
+        return data
 
     async def read(self, key: str) -> bytes | None:
         """A whole object; None if there is none."""
@@ -68,7 +77,7 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise Unavailable(f"object storage refused a read: {error}", code="objects_unavailable") from error
+            raise _refused("a read", key, error) from error
 
     async def keys(self, folder: str) -> list[str]:
         """The keys of all objects in a folder, which ends with a slash, in order."""
@@ -77,7 +86,7 @@ class ObjectStore:
         try:
             return sorted([one["path"] async for batch in obstore.list(self._store, folder) for one in batch])
         except Exception as error:
-            raise Unavailable(f"object storage refused a list: {error}", code="objects_unavailable") from error
+            raise _refused("a list", folder, error) from error
 
     async def folders(self, folder: str) -> list[str]:
         """The folders in a folder, which all end with a slash, in order."""
@@ -87,7 +96,7 @@ class ObjectStore:
             found = await obstore.list_with_delimiter_async(self._store, folder)
             return sorted(f"{one}/" for one in found["common_prefixes"])
         except Exception as error:
-            raise Unavailable(f"object storage refused a list: {error}", code="objects_unavailable") from error
+            raise _refused("a list", folder, error) from error
 
     async def delete(self, key: str) -> None:
         """Let an object be gone; one that is not there is."""
@@ -98,7 +107,7 @@ class ObjectStore:
         except FileNotFoundError:
             return
         except Exception as error:
-            raise Unavailable(f"object storage refused a delete: {error}", code="objects_unavailable") from error
+            raise _refused("a delete", key, error) from error
 
     def address(self, key: str) -> str:
         """Where an object lies, to others who have the same storage."""
@@ -107,6 +116,12 @@ class ObjectStore:
     def file(self, key: str) -> Path | None:
         """Where an object lies on this machine, if it does: then nobody need copy it."""
         return None if self.folder is None else self.folder / key
+
+
+def _refused(what: str, key: str, error: Exception) -> Unavailable:
+    """Why is for the operator: who asks is told nothing of this machine's paths, or of others' addresses."""
+    log.warning(f"object storage refused {what}", key=key, why=str(error))
+    return Unavailable(f"object storage refused {what}", code="objects_unavailable")
 
 
 def _sync(top: Path, path: Path) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import groupby
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
 
 from tocsin.clock import EPOCH, iso
+from tocsin.errors import ObjectLost
+from tocsin.model.ids import instant_of, parse_id
 from tocsin.model.loglines import parted
 from tocsin.model.logsearch import Filter, words
 from tocsin.wire import LogLine
@@ -101,6 +104,12 @@ def loose_object(run_id: str, id_: str) -> str:
     return f"{FOLDER}{run_id[:6]}/{id_}.zst"
 
 
+def made_at(key: str) -> datetime | None:
+    """When an object was made, or the newest of those that it was made of, by its name."""
+    id_ = parse_id(PurePosixPath(key).stem)
+    return None if id_ is None else instant_of(id_)
+
+
 def compacted_folder(tenant_id: int) -> str:
     """Where objects lie that have a tenant's lines and no others."""
     return f"{COMPACTED}{tenant_id}/"
@@ -118,18 +127,31 @@ def job_word(job_id: str) -> bytes:
 
 def read_directory(data: bytes) -> tuple[Filter, list[Frame]]:
     """What a segment has."""
-    found = _DIRECTORY.decode(zstandard.ZstdDecompressor().decompress(data))
+    try:
+        found = _DIRECTORY.decode(inflate(data))
+    except msgspec.DecodeError as error:
+        raise _damaged() from error
     return Filter(found.filter), found.frames
 
 
 def inflate(frame: bytes) -> bytes:
     """A frame's lines, to be looked at before they are decoded."""
-    return zstandard.ZstdDecompressor().decompress(frame)
+    try:
+        return zstandard.ZstdDecompressor().decompress(frame)
+    except zstandard.ZstdError as error:
+        raise _damaged() from error
 
 
 def decode(raw: bytes) -> list[LogLine]:
     """The lines of an inflated frame."""
-    return _LINES.decode(raw)
+    try:
+        return _LINES.decode(raw)
+    except msgspec.DecodeError as error:
+        raise _damaged() from error
+
+
+def _damaged() -> ObjectLost:
+    return ObjectLost("an object with log lines is not what was stored")
 
 
 def unpack(frame: bytes) -> list[LogLine]:

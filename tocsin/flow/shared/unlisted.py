@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import NamedTuple
 
+from tocsin.errors import ObjectLost
 from tocsin.flow.shared.segments import read_directory
 from tocsin.store.db import Connection, Row, Sql
 from tocsin.store.objects import ObjectStore
@@ -40,21 +40,32 @@ async def segments(connection: Connection, tenant_id: int, run_id: str) -> list[
     return await connection.fetch(SQL["segments"], tenant_id, run_id)  # type: ignore[no-any-return]
 
 
-async def places(objects: ObjectStore, found: Sequence[Row], run_id: str) -> list[Place]:
+class Places(NamedTuple):
+    """Where lines of a run lie; `lost`: there may be others, in segments whose directory is gone or damaged."""
+
+    found: list[Place]
+    lost: bool
+
+
+async def places(objects: ObjectStore, found: Sequence[Row], run_id: str) -> Places:
     """Where they lie in these segments."""
     some = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(row: Row) -> list[Place]:
-        async with some:
-            data = await objects.get(row["object"], row["position"], row["bytes"])
-        _, frames = await asyncio.to_thread(read_directory, data)
+    async def read(row: Row) -> list[Place] | None:
+        try:
+            async with some:
+                data = await objects.get(row["object"], row["position"], row["bytes"])
+            _, frames = await asyncio.to_thread(read_directory, data)
+        except ObjectLost:
+            return None
         return [
             Place(f.attempt, f.first_line, f.lines, row["object"], f.position, f.bytes)
             for f in frames
             if f.run_id == run_id
         ]
 
-    return list(chain.from_iterable(await asyncio.gather(*map(read, found))))
+    read_all = await asyncio.gather(*map(read, found))
+    return Places([place for some_of in read_all for place in some_of or ()], None in read_all)
 
 
 def in_order(found: Iterable[Place]) -> list[Place]:

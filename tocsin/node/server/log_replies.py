@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tocsin.model.scalars import Instant
-from tocsin.node.server.replies import Reply
+from tocsin.node.server.replies import Page, Reply
 
 
 class LogText(Reply):
-    """A line; `seq` counts from 1 within the attempt. `logger` and `fields` are those of the SDK's `ctx.log`."""
+    """A line; `seq` counts from 1 within the attempt, and is 0 where the server itself says that lines may be missing.
+    `logger` and `fields` are those of the SDK's `ctx.log`."""
 
     seq: int
     ts: Instant
@@ -39,6 +40,12 @@ class FoundLine(LogText):
     run_id: str
     job_id: str
     attempt: int
+
+
+class FoundLines(Page[FoundLine]):
+    """Lines that were looked for; `incomplete`: object storage has lost some that this page was to look at."""
+
+    incomplete: bool
 
 
 class LogsStored(Reply):

@@ -12,7 +12,7 @@ from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.workflow import WorkflowSpec
 from tocsin.node.server.audit_replies import AuditProof, AuditRecord
 from tocsin.node.server.backfill_replies import Backfill, BackfillPreview
-from tocsin.node.server.log_replies import FoundLine, Logs, LogsStored, TailedLine
+from tocsin.node.server.log_replies import FoundLines, Logs, LogsStored, TailedLine
 from tocsin.node.server.replies import (
     Attempt,
     Completed,
@@ -269,7 +269,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/logs/search"): Operation(
         "Search log lines, newest first (a run's: oldest first); a page may be short, or empty, without being the last",
-        Page[FoundLine],
+        FoundLines,
         query=("q", "job", "run", "tag", "from", "to", "level", "error_class", *_PAGED),
     ),
     ("GET", "/v1/events"): Operation(

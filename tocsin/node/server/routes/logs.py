@@ -80,7 +80,8 @@ async def search_logs(call: Call) -> Reply:
     stores = search.Stores(node.db, node.objects, node.parquet)
     found = await search.search(stores, call.who.tenant_id, wanted, cursor, limit)
     lines = await call.in_scope(found.lines)
-    return answer({"items": lines, "next_cursor": None if found.cursor is None else str(found.cursor)})
+    following = None if found.cursor is None else str(found.cursor)
+    return answer({"items": lines, "next_cursor": following, "incomplete": found.incomplete})
 
 
 async def _written(
