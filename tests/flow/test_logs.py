@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.flow.kit import Scene, WorkerHand
+from tests.flow.test_reap import lapse
 
 
 @pytest.fixture
@@ -150,6 +151,20 @@ async def test_lines_may_follow_the_end_that_their_worker_has_told(scene: Scene,
     for who, bad in ((worker, run | {"fence": run["fence"] - 1}), (worker, run | {"attempt": 2}), (other, run)):
         assert (await who.ship(chunk(bad, 2, "evil"), expect=409))["code"] == "superseded"
     assert await texts(scene, run) == ["a", "late"]
+
+
+async def test_lines_may_follow_an_end_when_their_worker_is_gone(scene: Scene, held: Held) -> None:
+    worker, run = held
+    await scene.ask(await scene.job())
+    [key] = await scene.taken(worker.id)
+    lost = {"run_id": key[0], "attempt": key[1], "fence": key[2]}
+    await worker.report(finished=[run | {"outcome": "succeeded"}])
+    await lapse(scene, worker)
+    await worker.ship(chunk(run, 0, "late"))
+    assert await texts(scene, run) == ["late"]
+    assert (await worker.ship(chunk(lost, 0, "of a lost attempt"), expect=409))["code"] == "superseded"
+    stranger = WorkerHand(await scene.api.with_key("worker"), worker.id)
+    assert (await stranger.ship(chunk(run, 1, "evil"), expect=404))["code"] == "unknown_worker"
 
 
 async def test_reading_goes_on_where_the_last_page_ended(scene: Scene, held: Held) -> None:

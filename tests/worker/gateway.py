@@ -34,6 +34,7 @@ class Gateway:
         self.finished: dict[str, wire.Finished] = {}
         self.returned: list[wire.RunKey] = []
         self.log_lines: dict[str, list[wire.LogLine]] = {}
+        self.shipped_by: dict[str, set[str]] = {}  # worker ids, by run
         self.stops: list[wire.StopOrder] = []
         self.drain = False
         self.deaf = False  # answer nothing any more
@@ -265,6 +266,7 @@ class Gateway:
             if chunk.offset > len(lines):
                 return _problem(409, {"code": "log_gap", "expected_offset": len(lines)})
             lines.extend(chunk.lines[len(lines) - chunk.offset :])
+            self.shipped_by.setdefault(chunk.run_id, set()).add(request.match_info["id"])
         await self._tell()
         return web.json_response({})
 

@@ -84,6 +84,19 @@ async def test_a_worker_that_slept_through_its_lease_says_nothing_of_the_past(tm
         assert not {run.run_id for run in (keeps, *ends_meanwhile)} & set(gateway.finished)
 
 
+async def test_lines_of_a_run_that_was_reported_arrive_though_the_session_is_lost() -> None:
+    async with started(lease=2.0, heartbeat=0.2) as (gateway, _):
+        gateway.log_faults = [(503, {})] * 10_000
+        run = gateway.process("sh", "-c", "echo first; echo second")
+        await gateway.end_of(run)  # which has waited for its lines for long enough
+        assert gateway.text_of(run) == []
+        gateway.deaf = True
+        await gateway.until(lambda: len(gateway.registered) == 2)
+        gateway.log_faults, gateway.deaf = [], False
+        await gateway.until(lambda: len(gateway.text_of(run)) == 2)
+        assert gateway.text_of(run) == ["first", "second"] and gateway.shipped_by[run.run_id] == {"worker-1"}
+
+
 async def test_a_worker_declared_lost_starts_anew() -> None:
     async with started(heartbeat=0.1, module="sample:app") as (gateway, _):
         run, call = gateway.process(*FOREVER), gateway.python("sleep", 300)

@@ -45,14 +45,12 @@ class Server:
 
 @asynccontextmanager
 async def shipping(server: Server) -> AsyncIterator[LogShipper]:
-    shipper = LogShipper(server, "w", lambda: None)  # type: ignore[arg-type]
-    task = asyncio.create_task(shipper.run())
+    shipper = LogShipper(server, "w")  # type: ignore[arg-type]
+    shipper.start()
     try:
         yield shipper
     finally:
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await shipper.stop()
 
 
 def log_of(run_id: str) -> RunLog:

@@ -94,6 +94,11 @@ async def find(db: Database, who: Identity, worker_id: str) -> Worker | None:
     return found._replace(tenants=who.duty.tenants)
 
 
+async def was_here(db: Database, who: Identity, worker_id: str) -> bool:
+    """Whether a worker registered with this very key, be it gone since."""
+    return bool(await db.fetchval("vital", SQL["was_here"], worker_id, who.key_id))
+
+
 class Renewed(NamedTuple):
     """The state of each worker that still is one, and the last claim that was made for anybody."""
 

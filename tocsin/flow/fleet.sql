@@ -19,6 +19,9 @@ select id::text as id, pool, targets, functions, state, slots, extract(epoch fro
   from workers
  where id = $1 and key_id = $2 and state <> 'gone'
 
+-- :name was_here
+select true from workers where id = $1 and key_id = $2
+
 -- :name list
 select w.id::text as id, w.name, w.pool, w.state, w.slots, w.labels::text as labels, w.targets, w.functions, w.version,
        w.lease_until, w.registered_at, w.gone_at,

@@ -245,8 +245,12 @@ class Gateway:
         return None if stored is None else await self._courier.mask(run, stored)
 
     async def ship_logs(self, who: Identity, worker_id: str, body: LogShipment) -> None:
-        """Store log lines."""
-        await self._session(who, worker_id)
+        """Store log lines, those of a worker that is gone too: they may follow the ends that it has told."""
+        try:
+            await self._session(who, worker_id)
+        except NotFound:
+            if not await fleet.was_here(self._db, who, worker_id):
+                raise
         await logs.ship(self._db, self._objects, worker_id, body.chunks)
 
     async def note(self, who: Identity, worker_id: str, body: Notes) -> NotesAnswer:

@@ -23,8 +23,9 @@ from tocsin.worker.executors import table
 from tocsin.worker.executors.python import PythonExecutor
 from tocsin.worker.executors.table import Place
 from tocsin.worker.guard import Guard
+from tocsin.worker.leftovers import Leftovers
 from tocsin.worker.link import Link, Refused, UnknownWorker, Unreachable, WrongProtocol
-from tocsin.worker.session import Drain, LeaseOver, Session
+from tocsin.worker.session import LAST_WORDS, Drain, LeaseOver, Session
 from tocsin.worker.timing import Lease
 
 log = get_logger("worker")
@@ -57,6 +58,7 @@ class Agent:
         self._resources = resources or {}
         self._editor = editor
         self._drain = Drain(settings.drain_seconds)
+        self._leftovers = Leftovers()
         self._family = proctree.Family()
         self._guard = Guard(self._family, settings.container_engine)
         self._executors = table.executors(Place(self._link.url, slots, module, self._family, settings))
@@ -85,7 +87,10 @@ class Agent:
             await executor.open()
         if self._python is not None:
             await self._unless_drained(declare(self._python.jobs, self._editor, self._python.workflows))
-        await self._sessions()
+        try:
+            await self._sessions()
+        finally:
+            await self._leftovers.end(LAST_WORDS)
 
     async def _unless_drained(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it, unless we are asked to stop meanwhile."""
@@ -107,13 +112,20 @@ class Agent:
             if session is None:
                 return
             try:
-                return await session.run()
+                await session.run()
             except (LeaseOver, UnknownWorker) as exc:
                 log.warning("this worker was lost; all its runs are killed", worker=session.worker_id, why=str(exc))
+            except BaseException:
+                await session.logs.stop()
+                raise
+            else:
+                return await session.logs.stop()
             for executor in self._executors.values():
                 executor.silence()
                 await executor.kill_all()
             self._guard.lease_until(0)
+            # What runs were killed with is said by now.
+            self._leftovers.take(session.logs)
 
     async def _register(self) -> Session | None:
         """Try until the server answers; None if we are asked to stop meanwhile."""
@@ -139,7 +151,8 @@ class Agent:
                 continue
             lease = Lease(registered.lease_seconds, sent, self._guard.lease_until)
             log.info("registered", worker=registered.worker_id, pool=self._pool, slots=self._slots)
-            return Session(self._link, registered, self._executors, self._slots, self._drain, lease, self._strike)
+            room = self._leftovers.room
+            return Session(self._link, registered, self._executors, self._slots, self._drain, lease, self._strike, room)
         return None
 
     def _strike(self) -> None:

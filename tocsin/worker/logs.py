@@ -4,8 +4,8 @@ While the server is away lines wait in memory, then on disk. Logs degrade before
 dropped and counted, a line says so in its place, and a result waits for its lines a few seconds at most; then it goes
 ahead, and they follow it. A run that writes nothing costs nothing here.
 
-What waits does not outlive the worker's process: a new process is a new worker, whose lines for the old one's attempts
-the server would refuse.
+What waits outlives the session (`leftovers.py`), but not the worker's process: a new process is a new worker, whose
+lines for the old one's attempts the server would refuse.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class RunLog:
         return _size(gone)
 
     def fall_back(self, upto: int) -> int:
-        """The server has lost what came behind `upto` lines, and we no longer have it: a word in its place, of which the
-        size is answered."""
+        """The server has lost what came behind `upto` lines, and we no longer have it: a word stands in its place. The
+        size of that."""
         lost, self.acked, self.sent = self.acked - upto, upto, 0
         self.dropped += lost
         word = [_left_out(lost, "the server has lost them")]
@@ -160,12 +160,13 @@ class RunLog:
 class LogShipper:
     """One shipment at a time, of whatever has gathered."""
 
-    def __init__(self, link: Link, worker_id: str, may_send: Callable[[], None]) -> None:
-        self._link, self._worker_id, self._may_send = link, worker_id, may_send
+    def __init__(self, link: Link, worker_id: str, spooled: int | None = None) -> None:
+        self._link, self._worker_id = link, worker_id
+        self._shipping: asyncio.Task[None] | None = None
         self._dirty: dict[RunLog, None] = {}
         self._size = 0
         self._oldest = 0.0
-        self._spool = Spool(SPOOLED)
+        self._spool = Spool(SPOOLED if spooled is None else spooled)
         self._something = asyncio.Event()
         self._urgent = asyncio.Event()
         self._too_much = asyncio.Event()
@@ -175,7 +176,12 @@ class LogShipper:
     @property
     def backlog(self) -> int:
         """How many bytes wait, in memory and on disk."""
-        return self._size + sum(away.piece.length for log in self._dirty for away in log.away)
+        return self._size + self.on_disk
+
+    @property
+    def on_disk(self) -> int:
+        """How many of them are on disk."""
+        return sum(away.piece.length for log in self._dirty for away in log.away)
 
     def add(self, log: RunLog, lines: list[LogLine], dropped: int) -> None:
         """Take lines in, as far as there is room."""
@@ -211,8 +217,36 @@ class LogShipper:
         self._urgent.set()
         asyncio.get_running_loop().call_later(RESULT_WAITS, _go_ahead, log)
 
-    async def run(self) -> None:
-        """Ship for as long as the session lives."""
+    def start(self) -> asyncio.Task[None]:
+        """Ship from now on, until stopped or refused for good. Whose lines are still wanted the server knows, by their
+        fences: it does not end with the lease."""
+        self._shipping = asyncio.create_task(self._run())
+        return self._shipping
+
+    async def finished(self) -> None:
+        """Until all lines have arrived, or none can any more."""
+        if self._shipping is not None:
+            arrived = asyncio.create_task(self.all_arrived.wait())
+            try:
+                await asyncio.wait((arrived, self._shipping), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                arrived.cancel()
+
+    async def stop(self) -> None:
+        """Ship nothing more."""
+        if self._shipping is not None:
+            self._shipping.cancel()
+            await asyncio.gather(self._shipping, return_exceptions=True)
+
+    def give_up(self) -> int:
+        """Drop what has not arrived; how many lines."""
+        logs = list(self._dirty)
+        before = sum(log.dropped for log in logs)
+        for log in logs:
+            self._abandon(log)
+        return sum(log.dropped for log in logs) - before
+
+    async def _run(self) -> None:
         spools = asyncio.create_task(self._spools())
         try:
             await self._ships()
@@ -254,7 +288,6 @@ class LogShipper:
     async def _ship(self, chunks: list[tuple[RunLog, LogChunk]]) -> None:
         if not chunks:
             return
-        self._may_send()
         try:
             await self._link.ship_logs(self._worker_id, [chunk for _, chunk in chunks], _TIMEOUT)
         except LogConflict as conflict:

@@ -37,7 +37,7 @@ _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
 _LISTEN_AFTER = 0.25  # with all slots taken for so long, a long poll is opened for orders alone
 _FETCH_WITHIN = 30.0  # for arguments that did not come with their run
-_LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
+LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
 
 
 class LeaseOver(TocsinError):
@@ -70,6 +70,7 @@ class Session:
         drain: Drain,
         lease: Lease,
         strike: Callable[[], object],
+        spooled: int,
     ) -> None:
         self.worker_id = registered.worker_id
         self._link, self._executors, self._slots, self._drain = link, executors, slots, drain
@@ -77,7 +78,7 @@ class Session:
         self._lease, self._strike = lease, strike
         self._timeout = lease.seconds * 0.4
         self._clock = ServerClock()
-        self._logs = LogShipper(link, self.worker_id, self.check_lease)
+        self.logs = LogShipper(link, self.worker_id, spooled)
         self._notes = NoteShipper(link, self.worker_id, self.check_lease)
         self._unfetched: dict[str, str] = {}  # runs that came without something that they need, and why
         self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
@@ -100,15 +101,16 @@ class Session:
         self._settled = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns when drained; raises `LeaseOver`, `UnknownWorker` or `Refused`."""
+        """Returns when drained; raises `LeaseOver`, `UnknownWorker` or `Refused`. Log lines that wait by then go on
+        trying, until whoever called this takes them over or stops them."""
         for executor in self._executors.values():
             executor.sink = self
         await self._report(heartbeat=True)
         claims = asyncio.ensure_future(self._claims())
-        loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._logs.run(), self._notes.run()))]
+        loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._notes.run()))]
         ending = asyncio.ensure_future(self._drain_when_asked(claims))
         try:
-            waiting = {ending, *loops}
+            waiting = {ending, self.logs.start(), *loops}
             while ending in waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {claims}:
@@ -346,7 +348,7 @@ class Session:
                 if not attempt.over:
                     finished.append(end)
             else:
-                self._logs.close(attempt.log, _AfterLog(self, attempt, end))
+                self.logs.close(attempt.log, _AfterLog(self, attempt, end))
         self._changed()
 
     def after_log(self, attempt: Attempt, end: Finished) -> None:
@@ -369,7 +371,7 @@ class Session:
             attempt.log = RunLog(attempt.run)
         if attempt.mask is not None:
             lines = attempt.mask.output(lines)
-        self._logs.add(attempt.log, lines, dropped)
+        self.logs.add(attempt.log, lines, dropped)
 
     def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
         self._notes.add(attempt.key, note, answer)
@@ -410,7 +412,7 @@ class Session:
                 returned=returned,
                 finished=finished,
                 free={"slots": max(self._slots - self._busy, 0)},
-                log_backlog=self._logs.backlog,
+                log_backlog=self.logs.backlog,
             )
         )
         answer = await self._deliver(body)
@@ -525,9 +527,9 @@ class Session:
         if self._live or self._finished or self._returned or self._unanswered:
             self._settled.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), _LAST_WORDS)
+                await asyncio.wait_for(self._settled.wait(), LAST_WORDS)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._logs.all_arrived.wait(), _LAST_WORDS)
+            await asyncio.wait_for(self.logs.all_arrived.wait(), LAST_WORDS)
         if not (self._live or self._finished or self._returned or self._unanswered):
             await self._take_leave()
 
