@@ -585,3 +585,26 @@ async def test_tampering_with_the_rest_is_found_and_named(
     assert await past.found() == []
     await tamper(past)
     assert await past.found() == names
+
+
+@pytest.mark.parametrize(
+    ("last_at", "day"),
+    [(DAYS[2], DAYS[2]), (date(2018, 1, 1), date(2018, 1, 1)), (date(2018, 1, 1), DAYS[2])],
+    ids=["young", "older", "older than its day"],
+)
+async def test_what_was_deleted_and_is_said_to_have_expired_was_too_young_for_that(
+    past: Past, last_at: date, day: date
+) -> None:
+    gone = 2 * A_DAY + 2
+    last = await past.scene.row("select * from audit_chain where tenant_id = $1 and seq = $2", past.tenant_id, gone)
+    deleted = await past.scene.rows(
+        "delete from audit_chain where tenant_id = $1 and seq <= $2 returning audit_id", past.tenant_id, gone
+    )
+    await past.scene.sql.execute("delete from audit where id = any($1)", [row["audit_id"] for row in deleted])
+    await past.scene.sql.execute(
+        "insert into audit_archives (tenant_id, first_seq, last_seq, last_hash, last_id, day, first_at, last_at, bytes,"
+        " checksum, previous, expired_at, gone_at) values ($1, 1, $2, $3, $4, $5, $6, $6, 0, $7, $7, now(), now())",
+        *(past.tenant_id, gone, last["hash"], last["audit_id"], day),
+        *(datetime.combine(last_at, time(1), UTC), bytes(32)),
+    )
+    assert await past.found() == [("expired", gone)]

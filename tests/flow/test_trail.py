@@ -5,6 +5,7 @@ The one who tampers is a superuser who knows how the chain is made: no role of o
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -30,7 +31,7 @@ _SAY = "insert into audit (tenant_id, actor, action, target) values ($1, 'key:x'
 
 
 async def anchor(scene: Scene, master: MasterKeys | None = None) -> int:
-    return await seal.anchor(scene.db, scene.node.objects, master or scene.node.master_keys, every=0.0)
+    return await seal.anchor(scene.db, scene.node.objects, master or scene.node.master_keys, "test", every=0.0)
 
 
 async def chained(scene: Scene, count: int = 8) -> None:
@@ -396,13 +397,13 @@ async def test_an_anchor_that_somebody_else_wrote_is_found(scene: Scene) -> None
     await anchor(scene, MasterKeys([b"k" * 32]))
     who, keys = await scene.who(), MasterKeys([b"k" * 32])
     objects = scene.node.objects
-    good = await trail.verify(scene.db, objects, scene.node.parquet, keys, who, trail.Mark())
+    good = await trail.verify(scene.db, objects, scene.node.parquet, keys, who, trail.Mark(), 2555)
     assert good.findings == [] and good.signed == good.anchors == 1
     [key] = await objects.keys(f"audit/{who.tenant_id}/")
     said = await objects.read(key)
     assert said is not None
     await objects.put(key, said.replace(b'"key":', b'"epoch":1,"key":'))
-    forged = await trail.verify(scene.db, objects, scene.node.parquet, keys, who, trail.Mark())
+    forged = await trail.verify(scene.db, objects, scene.node.parquet, keys, who, trail.Mark(), 2555)
     assert [finding.kind for finding in forged.findings] == ["anchor"]
 
 
@@ -430,3 +431,29 @@ async def test_no_role_that_serves_can_take_back_what_was_said(scene: Scene, poo
     for statement in (f"update {table} set tenant_id = 0", f"delete from {table}", f"truncate {table}"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await scene.db.fetch(pool, statement)
+
+
+async def test_a_slow_writer_of_anchors_takes_none_of_anothers_away(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, keys = scene.node.objects, scene.node.master_keys
+    reached, go_on, put = asyncio.Event(), asyncio.Event(), objects.put
+
+    async def slow(key: str, data: bytes, **how: Any) -> None:
+        if not reached.is_set():
+            reached.set()
+            await go_on.wait()
+        await put(key, data, **how)
+
+    await scene.job(name="one")
+    await seal.seal(scene.db)
+    monkeypatch.setattr(objects, "put", slow)
+    first = asyncio.create_task(seal.anchor(scene.db, objects, keys, "slow", every=0.0))
+    await reached.wait()
+    await scene.job(name="two")
+    await seal.seal(scene.db)
+    assert await seal.anchor(scene.db, objects, keys, "other", every=0.0) == 1
+    go_on.set()
+    await first
+    proof = await scene.api.get("/v1/audit/verify")
+    assert proof["ok"] and proof["anchors"] == 2 and proof["anchored_seq"] == proof["records"]

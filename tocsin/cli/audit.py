@@ -106,7 +106,7 @@ def verify(as_json: Json = False) -> None:
     lost = [one for piece in pieces for one in piece["lost_by_restores"]]
     if as_json:
         counts = {name: sum(piece[name] for piece in pieces) for name in ("checked", "anchors", "signed_anchors")}
-        names = ("records", "unsealed", "anchored_seq", "anchored_at", "expired_seq")
+        names = ("records", "unsealed", "anchored_seq", "anchored_at", "expired_seq", "expired_days")
         last = {name: pieces[-1].get(name) for name in names}
         print_json({"ok": not findings, "findings": findings, "lost_by_restores": lost} | counts | last)
     else:
@@ -136,6 +136,7 @@ def _print_outcome(pieces: list[Document], findings: list[Document]) -> None:
     last = pieces[-1]
     upto = f", up to record {last['anchored_seq']} at {local(last['anchored_at'])}" if last["anchored_seq"] else ""
     if last.get("expired_seq"):
-        typer.echo(f"records up to {last['expired_seq']} were not to be kept any longer, and are gone")
+        kept = f"{last['expired_days']} days" if last.get("expired_days") else "they were"
+        typer.echo(f"records up to {last['expired_seq']} were not to be kept for longer than {kept}, and are gone")
     outcome = f"{len(findings)} things are wrong" if findings else "nobody has touched them"
     typer.echo(plain(f"{checked} records, held to {anchors} anchors{upto}: {outcome}"))

@@ -22,7 +22,7 @@ delete from archives where tenant_id = $1 and day = $2 and object = $3 and expir
 -- $1: for how many days the audit is kept of tenants that do not say. Only what comes before all that is kept: a chain has
 -- one beginning.
 update audit_archives f
-   set expired_at = now()
+   set expired_at = now(), expired_days = coalesce(t.audit_days, $1)
   from tenants t
  where t.id = f.tenant_id and not t.legal_hold and f.expired_at is null and f.gone_at is not null
    and f.last_at < (now() at time zone 'UTC')::date - coalesce(t.audit_days, $1)

@@ -76,11 +76,13 @@ async def _chain(connection: Connection, rows: Sequence[Row]) -> None:
 # ── heads, out of the reach of whoever may write in the database ─────────────────────────────────────────────────
 
 
-async def anchor(db: Database, objects: ObjectStore, master: MasterKeys, every: float = ANCHOR_SECONDS) -> int:
-    """Write down the heads that moved, in one object per tenant and day; answers how many. Raises if one could not be
-    written; the others are."""
+async def anchor(
+    db: Database, objects: ObjectStore, master: MasterKeys, writer: str, every: float = ANCHOR_SECONDS
+) -> int:
+    """Write down the heads that moved, in one object per tenant, day and `writer`; answers how many. Raises if one
+    could not be written; the others are."""
     due = await db.fetch("engine", SQL["due_anchors"], ANCHORS_AT_ONCE, every)
-    done = await asyncio.gather(*(_anchor(db, objects, master, row) for row in due), return_exceptions=True)
+    done = await asyncio.gather(*(_anchor(db, objects, master, writer, row) for row in due), return_exceptions=True)
     AUDIT_ANCHOR_AGE.set(await db.fetchval("engine", SQL["anchor_age"]))
     for failure in done:
         if isinstance(failure, BaseException):
@@ -88,11 +90,12 @@ async def anchor(db: Database, objects: ObjectStore, master: MasterKeys, every: 
     return len(due)
 
 
-async def _anchor(db: Database, objects: ObjectStore, master: MasterKeys, row: Row) -> None:
+async def _anchor(db: Database, objects: ObjectStore, master: MasterKeys, writer: str, row: Row) -> None:
     made = Anchor(tenant=row["tenant_id"], seq=row["seq"], hash=row["hash"].hex(), at=row["at"], epoch=row["epoch"])
     if master.ids:
         made = made.signed(master.ids[0], master.derive("audit anchors"))
-    key = f"{anchors_folder(made.tenant)}{made.at:%Y-%m-%d}.ndjson"
+    # Nobody else writes this one: who is slow would put back what it has read, without what another wrote meanwhile.
+    key = f"{anchors_folder(made.tenant)}{made.at:%Y-%m-%d}.{writer}.ndjson"
     said = await objects.read(key) or b""
     if said and not said.endswith(b"\n"):
         said += b"\n"

@@ -177,9 +177,9 @@ class Finding(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What one piece has shown. `expired`: up to where records were not to be kept any longer. `next`: where the
-    following piece begins, None at the end of the chain; only there, `unsealed` counts the records that are still to
-    come into it."""
+    """What one piece has shown. `expired`: up to where records were not to be kept any longer, `expired_days`: than so
+    long. `next`: where the following piece begins, None at the end of the chain; only there, `unsealed` counts the
+    records that are still to come into it."""
 
     records: int
     checked: int
@@ -190,13 +190,21 @@ class Proof(NamedTuple):
     anchored: Anchor | None
     lost: list[Anchor]
     expired: int
+    expired_days: int | None
     next: Mark | None
 
 
 async def verify(
-    db: Database, objects: ObjectStore, parquet: Parquet, master: MasterKeys, who: Identity, mark: Mark
+    db: Database,
+    objects: ObjectStore,
+    parquet: Parquet,
+    master: MasterKeys,
+    who: Identity,
+    mark: Mark,
+    audit_days: int,
 ) -> Proof:
-    """Prove the next piece of a tenant's chain."""
+    """Prove the next piece of a tenant's chain. `audit_days`: for how many days records are kept of tenants that do not
+    say."""
     async with db.snapshot(who.tenant_id, "trail") as connection:
         head = await connection.fetchrow(SQL["head"], who.tenant_id)
         begin = await connection.fetchrow(shelf.SQL["beginning"], who.tenant_id)
@@ -220,9 +228,12 @@ async def verify(
     if ended:
         _hold_to_notes(walk, now)
     stored = await _stored(objects, parquet, walk, now)
-    expired = 0 if now.beginning is None else now.beginning["last_seq"]
+    expired, terms = 0 if now.beginning is None else now.beginning["last_seq"], None
     if now.beginning is not None:
+        # As the engine: what a tenant's terms are is not for those to read who serve it.
+        terms = await db.fetchrow("engine", SQL["terms"], who.tenant_id, audit_days)
         stored[expired] = now.beginning["last_hash"]
+        _hold_to_terms(walk, terms, [anchor for anchor in days.anchors if anchor.seq < expired])
         days = days._replace(anchors=[anchor for anchor in days.anchors if anchor.seq >= expired])
     # Behind a file that was tampered with, what the catalogue has of its end was gone on with.
     ends = {file.last: file.hash for file in now.files}
@@ -234,12 +245,16 @@ async def verify(
         walk.checked,
         unsealed,
         # What expired meanwhile was not to be found any more.
-        sorted((one for one in walk.findings if one.seq is None or one.seq > expired), key=_by_number)[:_MOST_FOUND],
+        sorted(
+            (one for one in walk.findings if one.seq is None or one.seq > expired or one.kind == "expired"),
+            key=_by_number,
+        )[:_MOST_FOUND],
         len(days.anchors),
         shown.signed,
         shown.last,
         shown.lost,
         expired,
+        terms and terms["days"],
         None if ended else Mark(walk.seq, walk.hash, walk.id, walk.day),
     )
 
@@ -363,9 +378,10 @@ class _Days(NamedTuple):
 async def _anchors(objects: ObjectStore, tenant_id: int, first: date, last: date | None) -> _Days:
     """From `first`, up to but without `last`."""
     out = _Days([], [])
-    days = {key.rpartition("/")[2].partition(".")[0]: key for key in await objects.keys(anchors_folder(tenant_id))}
     upto = "a" if last is None else last.isoformat()
-    wanted = [key for day, key in sorted(days.items()) if first.isoformat() <= day < upto]
+    keys = await objects.keys(anchors_folder(tenant_id))
+    # Of a day there may be many: each server writes its own.
+    wanted = [key for key in keys if first.isoformat() <= key.rpartition("/")[2].partition(".")[0] < upto]
     for some in (wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)):
         for key, content in zip(some, await asyncio.gather(*map(objects.read, some)), strict=True):
             anchors, odd = read_anchors(content or b"")
@@ -471,6 +487,18 @@ def _backdated(times: Iterable[tuple[int, int, datetime]], anchors: Sequence[Anc
             passed += 1
         if latest is not None and at < latest - BACKDATED:
             yield Finding("backdated", seq, id_, f"record {seq} says {iso(at)}, and was not there at {iso(latest)}")
+
+
+def _hold_to_terms(walk: _Walk, terms: Row | None, before: Sequence[Anchor]) -> None:
+    """What is said to have expired must have been old enough: a record is younger than any anchor that was made without
+    it."""
+    if terms is None:
+        return  # it is being erased
+    latest = max([terms["last_at"], *(anchor.at for anchor in before)])
+    if terms["expired_at"] - latest < timedelta(days=terms["days"]) - BACKDATED:
+        seq, at = terms["last_seq"], iso(terms["expired_at"])
+        what = f"record {seq} is of {iso(latest)} or later, and was expired at {at}: not after {terms['days']} days"
+        walk.find("expired", seq, None, what)
 
 
 def _hold_to_notes(walk: _Walk, now: _Now) -> None:

@@ -62,3 +62,14 @@ select c.seq, c.hash from audit_chain c where c.tenant_id = $1 and c.seq = any($
 
 -- :name notebook
 select h.seq, h.hash, h.anchored_seq, h.restores::text as restores from audit_heads h where h.tenant_id = $1
+
+-- :name terms
+-- Up to which record the chain has expired, when, and for how many days records were to be kept then. $2: of tenants that
+-- do not say, where a server of the release before did not note it.
+select f.last_seq, f.last_at, least(f.expired_at, now()) as expired_at,
+       coalesce(f.expired_days, t.audit_days, $2)::int as days
+  from audit_archives f
+  join tenants t on t.id = f.tenant_id
+ where f.tenant_id = $1 and f.expired_at is not null
+ order by f.first_seq desc
+ limit 1

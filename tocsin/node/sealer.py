@@ -3,6 +3,8 @@ them, because storage that is slow or away must not hold up the chain."""
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from tocsin.flow import seal
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
@@ -33,7 +35,8 @@ class Anchorer(Loop):
     def __init__(self, db: Database, objects: ObjectStore, master: MasterKeys) -> None:
         super().__init__()
         self._db, self._objects, self._master = db, objects, master
+        self._writer = uuid4().hex[:16]
 
     async def run_once(self) -> float:
-        done = await seal.anchor(self._db, self._objects, self._master)
+        done = await seal.anchor(self._db, self._objects, self._master, self._writer)
         return 0.0 if done >= seal.ANCHORS_AT_ONCE else _ANCHOR_SECONDS

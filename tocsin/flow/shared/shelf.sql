@@ -5,8 +5,9 @@
 select f.last_seq from audit_archives f where f.tenant_id = $1 order by f.first_seq desc limit 1
 
 -- :name beginning
--- Behind which record the chain begins, because those up to it were not to be kept any longer.
-select f.last_seq, f.last_hash, f.last_id, f.day
+-- Behind which record the chain begins, because those up to it were not to be kept any longer; and from which day on
+-- anchors are looked at: whoever says that they were older is held to those.
+select f.last_seq, f.last_hash, f.last_id, least(f.day, (f.last_at at time zone 'UTC')::date) as day
   from audit_archives f
  where f.tenant_id = $1 and f.expired_at is not null
  order by f.first_seq desc

@@ -29,7 +29,7 @@ class AuditRecord(Reply):
 class AuditFinding(Reply):
     """What is wrong with which record: `seq` is its number in the chain, `id` that of its row."""
 
-    kind: Literal["changed", "deleted", "inserted", "backdated", "cut", "anchor", "head", "archive"]
+    kind: Literal["changed", "deleted", "inserted", "backdated", "cut", "anchor", "head", "archive", "expired"]
     seq: int | None
     id: int | None
     what: str
@@ -46,7 +46,7 @@ class AuditProof(Reply):
     """What one piece of the chain has shown; `next_cursor` is the next call's `cursor`, null at the chain's end.
     `records` is how many there are in all, `checked` how many this piece has; the anchors are those of its days.
     `unsealed` records are committed and not chained yet, which takes a second at most; counted in the last piece.
-    Records up to `expired_seq` were not to be kept any longer: what is proved begins behind it."""
+    Records up to `expired_seq` were not to be kept for longer than `expired_days`: what is proved begins behind it."""
 
     ok: bool
     records: int
@@ -59,4 +59,5 @@ class AuditProof(Reply):
     anchored_at: Instant | None
     lost_by_restores: list[LostRecords]
     expired_seq: int | None
+    expired_days: int | None
     next_cursor: str | None

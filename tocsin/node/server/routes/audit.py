@@ -81,7 +81,8 @@ async def verify_audit(call: Call) -> Reply:
     if mark is None:
         raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
     node = call.node
-    proof = await trail.verify(node.db, node.objects, node.parquet, node.master_keys, call.who, mark)
+    days = node.settings.audit_days
+    proof = await trail.verify(node.db, node.objects, node.parquet, node.master_keys, call.who, mark, days)
     anchored = proof.anchored
     return answer(
         {
@@ -96,6 +97,7 @@ async def verify_audit(call: Call) -> Reply:
             "anchored_at": anchored and iso(anchored.at),
             "lost_by_restores": [{"seq": one.seq, "anchored_at": iso(one.at)} for one in proof.lost],
             "expired_seq": proof.expired or None,
+            "expired_days": proof.expired_days,
             "next_cursor": None if proof.next is None else str(proof.next),
         }
     )
