@@ -262,11 +262,24 @@ async def test_one_time_jobs_leave_once_nothing_needs_them(scene: Scene) -> None
     await scene.sql.execute("delete from history where job_id <> $1", made["hot"]["id"])
     await scene.sql.execute("update jobs set ended_at = now() - interval '9 days' where name <> 'young' and once")
     before = await scene.now() - timedelta(days=10)
-    assert await retention.forget_jobs(scene.db, before) == 0
+    assert await retention.forget_jobs(scene.db, before, 365) == 0
     await scene.sql.execute("update tenants set hot_days = 8")
-    assert await retention.forget_jobs(scene.db, before) == 1, "the tenant's own days go before"
+    assert await retention.forget_jobs(scene.db, before, 365) == 1, "the tenant's own days go before"
     left = {row["name"] for row in await scene.rows("select name from jobs")}
     assert left == {"hot", "dead", "again", "young", standing["name"]}
+
+
+async def test_a_one_time_job_that_never_ran_is_kept_as_long_as_its_run_would_have_been(scene: Scene) -> None:
+    job = await scene.job(schedule={"delay": "P2D"})
+    await scene.api.post(f"/v1/jobs/{job['id']}/cancel", {})
+    await scene.sql.execute("update jobs set ended_at = now() - interval '40 days'")
+    month = await scene.now() - timedelta(days=30)
+    assert await retention.forget_jobs(scene.db, month, 365) == 0
+    await scene.sql.execute("update tenants set runs_days = 39, legal_hold = true")
+    assert await retention.forget_jobs(scene.db, month, 365) == 0
+    assert (await scene.api.get(f"/v1/jobs/{job['id']}"))["state"] == "cancelled"
+    await scene.sql.execute("update tenants set legal_hold = false")
+    assert await retention.forget_jobs(scene.db, month, 365) == 1
 
 
 @pytest.mark.parametrize("own", [None, 30])

@@ -78,13 +78,14 @@ async def _expire_segments(db: Database, tenant_id: int, first: str) -> int:
     return len(segments)
 
 
-async def forget_jobs(db: Database, ended_before: datetime) -> int:
+async def forget_jobs(db: Database, ended_before: datetime, runs_days: int) -> int:
     """One-time jobs that ended long ago and whose runs are archived leave; answers how many. Looks through all jobs.
-    A tenant's own hot days go before `ended_before`."""
+    A tenant's own hot days go before `ended_before`, and its own retention before `runs_days`, after which those go
+    that may never have run."""
     gone, last = 0, (0, str(UUID(int=0)))
     while True:
         async with db.transaction("retention") as connection:
-            found = await connection.fetch(SQL["lock_ended_jobs"], ended_before, *last, _WAVE)
+            found = await connection.fetch(SQL["lock_ended_jobs"], ended_before, *last, _WAVE, runs_days)
             gone += int(await connection.fetchval(SQL["forget_jobs"], *columns(found, 2)))
         if len(found) < _WAVE:
             return gone

@@ -89,12 +89,15 @@ select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
 
 -- :name lock_ended_jobs
 -- One-time jobs that ended before their tenant's hot days, or before $1, behind ($2, $3). Whoever makes a run of one
--- holds it.
+-- holds it. One that was cancelled may never have run, and then no file has it: it stays for as long as its run would
+-- have, $5 days unless its tenant says otherwise, and while it is held.
 select j.tenant_id, j.id::text as id
   from jobs j
   join tenants t on t.id = j.tenant_id
  where (j.tenant_id, j.id) > ($2::int, $3::uuid) and j.once and j.state in ('completed', 'cancelled')
    and j.ended_at < coalesce(now() - t.hot_days * interval '1 day', $1)
+   and (j.state = 'completed'
+        or (not t.legal_hold and j.ended_at < now() - coalesce(t.runs_days, $5) * interval '1 day'))
  order by j.tenant_id, j.id
  limit $4
    for update of j skip locked

@@ -40,7 +40,7 @@ class Archivist(Loop):
         ended = await self._db.read_clock() - timedelta(days=hot_days) if hot_days else EPOCH
         with self._step("archive"):
             if await archive.archive(self._db, self._objects, self._parquet, ended.date()):
-                await retention.forget_jobs(self._db, ended)
+                await retention.forget_jobs(self._db, ended, self._settings.runs_days)
         with self._step("shelve"):
             await shelve.shelve(self._db, self._objects, self._parquet, ended.date())
         with self._step("expire runs"):
