@@ -13,7 +13,7 @@ import pytest
 
 from tests.flow.kit import Scene, end_of
 from tocsin.clock import iso
-from tocsin.flow import reports
+from tocsin.flow import fleet, partitions, reports
 from tocsin.model.ids import new_id
 
 
@@ -184,3 +184,30 @@ async def test_a_report_is_also_a_table(scene: Scene, past: Past) -> None:
 )
 async def test_what_cannot_be_reported_is_said(scene: Scene, query: str, code: str) -> None:
     assert (await scene.api.get(f"/v1/reports/runs?{query}", expect=422))["code"] == code
+
+
+async def test_what_a_worker_offered_is_known_when_it_is_long_gone(scene: Scene, past: Past) -> None:
+    job = await scene.job()
+    gone = await scene.employ(str(uuid.uuid4()))
+    begun, left = past.now - timedelta(days=20), past.now - timedelta(days=8)
+    await scene.sql.execute(
+        "update workers set slots = 2, state = 'gone', registered_at = $2, gone_at = $3 where id = $1",
+        *(gone, begun, left),
+    )
+    await partitions.make(scene.db, past.now - timedelta(days=9))
+    await past.attempt(job, ran=43_200.0, ago=timedelta(days=9), worker=gone)
+    await fleet.measure(scene.db)
+    assert await scene.value("select count(*) from workers where id = $1", gone) == 0
+
+    async def told(days: int) -> list[Any]:
+        query = {"by": "pool", "from": iso(past.now - timedelta(days=days)), "to": iso(past.now - timedelta(days=7))}
+        return [
+            (item["capacity_seconds"], item["utilisation"])
+            for item in (await scene.api.get("/v1/reports/utilisation", params=query))["items"]
+        ]
+
+    offered = 2 * 12 * 86_400.0
+    assert await told(25) == [(offered, pytest.approx(43_200 / offered, abs=1e-6))]
+    # As after an upgrade: of those who went before nobody knows.
+    await scene.sql.execute("update migrations set applied_at = now() - interval '1 year' where name < '0083'")
+    assert await told(25) == [(None, None)]

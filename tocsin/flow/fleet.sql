@@ -70,4 +70,13 @@ select count(*)
  where w.state = 'gone'
 
 -- :name prune
-delete from workers where state = 'gone' and gone_at < now() - interval '7 days'
+-- Those long gone; what they offered is kept for as long as a report may be on it.
+with gone as (
+    delete from workers where state = 'gone' and gone_at < now() - interval '7 days'
+    returning id, name, pool, slots, registered_at, gone_at
+), old as (
+    delete from past_workers where gone_at < now() - interval '400 days'
+)
+insert into past_workers (id, name, pool, slots, registered_at, gone_at)
+select * from gone
+    on conflict do nothing

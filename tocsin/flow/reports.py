@@ -178,9 +178,10 @@ async def _offer(db: Database, asked: Asked, items: list[Item], slugs: Mapping[s
     offered: dict[str, float] = defaultdict(float)
     labels = dict(slugs) if asked.by == "tenant" else {}
     if asked.by in ("worker", "pool"):
+        known = await db.fetchval("engine", SQL["remembered"], asked.span.start)
         for row in await db.fetch("engine", SQL["capacity"], *asked.span):
             key = row["id"] if asked.by == "worker" else row["pool"]
-            offered[key] += max(row["seconds"], 0.0)
+            offered[key] += max(row["seconds"], 0.0) if known else 0.0
             if asked.by == "worker":
                 labels[key] = row["name"]
     for item in items:

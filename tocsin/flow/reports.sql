@@ -106,9 +106,19 @@ select id, slug from tenants order by id
 select id::text as key, name as label from jobs where tenant_id = $1 and id = any($2::uuid[])
 
 -- :name capacity
--- What workers had to offer between $1 and $2. One that is gone is remembered for a week.
+-- What workers had to offer between $1 and $2.
 select w.id::text as id, w.name, w.pool,
        (w.slots * extract(epoch from least($2, coalesce(w.gone_at, now())) - greatest($1, w.registered_at)))::float8
            as seconds
-  from workers w
+  from (select id, name, pool, slots, registered_at, gone_at from workers
+         union all
+        select id, name, pool, slots, registered_at, gone_at from past_workers where gone_at > $1) w
  where w.registered_at < $2 and coalesce(w.gone_at, $2) > $1 and w.id <> '00000000-0000-7000-8000-000000000001'
+
+-- :name remembered
+-- Whether that is known of all who were there from $1 on. They are remembered for 400 days, but for a week only where a
+-- release from before there was `past_workers` was at work.
+select $1::timestamptz > now() - interval '400 days'
+   and not exists (select from migrations m
+                    where m.name = '0083_past_workers' and $1 < m.applied_at - interval '7 days'
+                      and m.applied_at > (select min(f.applied_at) + interval '1 hour' from migrations f))
