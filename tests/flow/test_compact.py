@@ -387,6 +387,19 @@ async def test_a_segment_that_cannot_be_read_keeps_no_other_back(
     assert kept["run_id"] == lost["run_id"] not in wanted
 
 
+async def test_old_lines_are_found_by_a_run_that_has_expired(scene: Scene, worker: WorkerHand, tenant: int) -> None:
+    run = await held(scene, worker)
+    job_id = (await scene.run(run["run_id"]))["job_id"]
+    await worker.ship(chunk(run, 0, "needle"))
+    await settle(scene, worker, tenant)
+    assert await unlist(scene) == 1
+    for table, key in (("runs", "id"), ("history", "run_id")):
+        await scene.sql.execute(f"delete from {table} where {key} = $1", run["run_id"])
+    for query, count in (({}, 1), ({"job": job_id}, 1), ({"job": run["run_id"]}, 0), ({"error_class": "Boom"}, 0)):
+        page = await scene.api.get("/v1/logs/search", params={"q": "needle", "run": run["run_id"], **query})
+        assert [line["job_id"] for line in page["items"]] == [job_id] * count
+
+
 async def test_old_lines_that_may_be_lost_are_told(
     scene: Scene, worker: WorkerHand, tenant: int, settings: Settings
 ) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests import PATIENCE
-from tests.flow.kit import Scene, WorkerHand
+from tests.flow.kit import Scene, WorkerHand, told
 from tocsin.client import Event
 from tocsin.client.core import Call, Retries
 from tocsin.client.stream import Stream
@@ -160,6 +160,31 @@ async def test_a_follower_that_does_not_read_holds_one_page_and_misses_nothing(
         assert len(reads) == 1  # four megabytes later nothing more was read for it
         assert await tail.texts(400) == ["x" * 10_000] * 400
     assert max(reads) < 300_000
+
+
+async def test_a_run_that_has_ended_is_looked_at_once_however_long_its_follower_does_not_read(
+    scene: Scene, worker: WorkerHand, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = logs.look
+
+    async def counted(db: Any, objects: Any, runs: Any) -> list[logs.Watched]:
+        looks.append(len(runs))
+        return await look(db, objects, runs)
+
+    await worker.ship(chunk(run, 0, "first"))
+    await worker.report(finished=[told(run)])
+    monkeypatch.setattr(logs, "look", counted)
+    stream = scene.node.tails.stream(await scene.who(), run["run_id"], None, None, None)
+    await anext(stream)
+    await scene.node.tails.run_once()
+    assert looks
+    looks.clear()
+    for _ in range(3):
+        await scene.node.tails.run_once()
+    assert not looks
+    assert b"first" in await anext(stream) and b"over" in await anext(stream)
+    await stream.aclose()
 
 
 async def test_who_may_follow(scene: Scene, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,11 +238,13 @@ async def sweep(db: Database, objects: ObjectStore) -> int:
     many."""
     before, gone = db.clock.now() - _STRAY, 0
     for folder in await objects.folders(FOLDER):
-        keys = [] if folder == COMPACTED else await objects.keys(folder)
-        made = [(key, at) for key in keys if (at := made_at(key)) is not None and at < before]
-        for some in _batches(made):
-            strays = await db.fetch("engine", SQL["unnamed"], *columns(some, 2))
-            await asyncio.gather(*(objects.delete(row["object"]) for row in strays))
+        if folder == COMPACTED:
+            continue
+        async for keys in objects.pages(folder):
+            made = [(key, at) for key in keys if (at := made_at(key)) is not None and at < before]
+            strays = await db.fetch("engine", SQL["unnamed"], *columns(made, 2))
+            for some in _batches(strays):
+                await asyncio.gather(*(objects.delete(row["object"]) for row in some))
             gone += len(strays)
     return gone
 

@@ -245,10 +245,11 @@ class _Search:
         chunks = unlisted.in_order([*old, *(unlisted.Place(*row) for row in rows)])
         more = len(chunks) >= _AT_ONCE
         for chunk in chunks[:_AT_ONCE]:
-            frame = Frame(run_id, chunk.attempt, "", chunk.first_line, chunk.lines, chunk.position, chunk.bytes)
+            where = chunk.first_line, chunk.lines, chunk.position, chunk.bytes
+            frame = Frame(run_id, chunk.attempt, chunk.job_id, *where)
             after = place.seq if place.attempt == frame.attempt else 0
             found = await self._matches(chunk.object, [frame])
-            hits = await self._fitting([hit for hit in found if hit.seq > after], whose=True)
+            hits = await self._fitting([hit for hit in found if hit.seq > after])
             room = self._limit - len(self._lines)
             self._lines += [hit.document() for hit in hits[:room]]
             if len(hits) >= room:
@@ -256,10 +257,12 @@ class _Search:
             place = RunCursor(frame.attempt, max(after, frame.first_line + frame.lines))
         return self._found(place if more else None)
 
-    async def _fitting(self, hits: list[_Hit], whose: bool = False) -> list[_Hit]:
-        """Those whose runs fit, too; `whose`: look up their jobs."""
-        if not hits or not (whose or self._wanted.tag or self._wanted.error_class):
-            return hits
+    async def _fitting(self, hits: list[_Hit]) -> list[_Hit]:
+        """Those whose runs fit, too. Runs are looked up if something is to be known of them that does not lie with
+        their lines: those may have expired before these."""
+        wanted = self._wanted
+        if not (wanted.tag or wanted.error_class) and all(hit.job_id for hit in hits):
+            return [hit for hit in hits if wanted.job_id in (None, hit.job_id)]
         jobs = await self._jobs({(hit.run_id, hit.attempt) for hit in hits})
         return [hit._replace(job_id=jobs[hit.run_id, hit.attempt]) for hit in hits if (hit.run_id, hit.attempt) in jobs]
 

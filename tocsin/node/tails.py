@@ -200,6 +200,10 @@ class Tails(Loop):
         tailers = list(self._tailers)
         if not tailers:
             return _ASLEEP
+        # Of a run that has ended nothing more is waited for, however long its follower does not read what there is.
+        tailers = [tailer for tailer in tailers if tailer.seen is None or tailer.seen.ended is None]
+        if not tailers:
+            return _TICK
         runs = list({tailer.run for tailer in tailers})
         seen = dict(zip(runs, await logs.look(self._db, self._objects, runs), strict=True))
         for tailer in tailers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tocsin.errors import ObjectLost, SetupError, Unavailable
 from tocsin.telemetry import get_logger
 
 log = get_logger("objects")
+_PAGE = 1000  # keys
 # What fails is tried again, but not for so long (the library's three minutes) that callers pile up behind a store that
 # is down; each try takes half a minute at most.
 _RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
@@ -81,10 +83,15 @@ class ObjectStore:
 
     async def keys(self, folder: str) -> list[str]:
         """The keys of all objects in a folder, which ends with a slash, in order."""
+        return sorted([key async for page in self.pages(folder) for key in page])
+
+    async def pages(self, folder: str) -> AsyncIterator[list[str]]:
+        """The same page by page, a thousand at most each, as they come."""
         import obstore
 
         try:
-            return sorted([one["path"] async for batch in obstore.list(self._store, folder) for one in batch])
+            async for batch in obstore.list(self._store, folder, chunk_size=_PAGE):
+                yield [one["path"] for one in batch]
         except Exception as error:
             raise _refused("a list", folder, error) from error
 

@@ -28,6 +28,7 @@ class Place(NamedTuple):
     object: str
     position: int
     bytes: int
+    job_id: str = ""  # where the directory tells it
 
     @property
     def end(self) -> int:
@@ -59,7 +60,7 @@ async def places(objects: ObjectStore, found: Sequence[Row], run_id: str) -> Pla
         except ObjectLost:
             return None
         return [
-            Place(f.attempt, f.first_line, f.lines, row["object"], f.position, f.bytes)
+            Place(f.attempt, f.first_line, f.lines, row["object"], f.position, f.bytes, f.job_id)
             for f in frames
             if f.run_id == run_id
         ]
