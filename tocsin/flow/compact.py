@@ -74,17 +74,20 @@ async def tenants(db: Database) -> list[int]:
 
 async def compact(db: Database, objects: ObjectStore, tenant_id: int) -> int:
     """Compact what a tenant has ready; answers how many segments were replaced."""
-    replaced, last = 0, str(UUID(int=0))
-    # Those that are lost stay where they are, however many: what comes behind them does not wait for them.
-    while not replaced and (rows := await db.fetch("engine", SQL["loose"], tenant_id, SETTLED, last, _MOST_SEGMENTS)):
+    last = str(UUID(int=0))
+    while rows := await db.fetch("engine", SQL["loose"], tenant_id, SETTLED, last, _MOST_SEGMENTS):
+        replaced, failed = 0, False
         for group in _groups(rows):
             try:
                 replaced += await _Group(db, objects, tenant_id, group).compact()
             except Unavailable as problem:
-                # What is lost of one is no reason to let all that comes after it lie loose for ever.
+                failed = True
                 log.warning("segments of logs cannot be compacted", tenant_id=tenant_id, error=problem.detail)
+        if replaced or failed:
+            return replaced
+        # What is lost stays where it is, however much: what comes behind it does not wait for that.
         last = rows[-1]["id"]
-    return replaced
+    return 0
 
 
 def _groups(rows: Sequence[Row]) -> Iterator[list[Row]]:

@@ -261,7 +261,7 @@ class _Search:
         """Those whose runs fit, too. Runs are looked up if something is to be known of them that does not lie with
         their lines: those may have expired before these."""
         wanted = self._wanted
-        if not (wanted.tag or wanted.error_class) and all(hit.job_id for hit in hits):
+        if not hits or (not (wanted.tag or wanted.error_class) and all(hit.job_id for hit in hits)):
             return [hit for hit in hits if wanted.job_id in (None, hit.job_id)]
         jobs = await self._jobs({(hit.run_id, hit.attempt) for hit in hits})
         return [hit._replace(job_id=jobs[hit.run_id, hit.attempt]) for hit in hits if (hit.run_id, hit.attempt) in jobs]

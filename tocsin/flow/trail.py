@@ -230,7 +230,7 @@ async def verify(
     stored = await _stored(objects, parquet, walk, now)
     expired, terms = 0 if now.beginning is None else now.beginning["last_seq"], None
     if now.beginning is not None:
-        # As the engine: what a tenant's terms are is not for those to read who serve it.
+        # As the engine: the role that serves a tenant does not read what is settled for it.
         terms = await db.fetchrow("engine", SQL["terms"], who.tenant_id, audit_days)
         stored[expired] = now.beginning["last_hash"]
         _hold_to_terms(walk, terms, [anchor for anchor in days.anchors if anchor.seq < expired])
