@@ -10,10 +10,11 @@ from datetime import datetime
 import msgspec
 
 from tocsin.errors import NotFound
-from tocsin.flow.shared import audit, calendars, nodes, triggers
+from tocsin.flow.shared import audit, calendars, noderuns, nodes, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import on_its_own, opened, seen
 from tocsin.flow.shared.joins import settle, share_graph
+from tocsin.flow.shared.noderuns import Part
 from tocsin.flow.shared.transitions import (
     NOTHING,
     Controlled,
@@ -151,7 +152,8 @@ async def cancel(
 
 
 async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish: Wish | None) -> Controlled:
-    """staged | ready | waiting → cancelled; running → stopping until the worker proves it stopped."""
+    """staged | ready | waiting → cancelled; running → stopping until the worker proves it stopped. That of a mapped node
+    is cancelled with all its elements, when the last of them has ended."""
     async with db.tenant(who.tenant_id, "control") as connection:
         await recall(connection, wish)
         run = await connection.fetchrow(SQL["run_job"], who.tenant_id, run_id)
@@ -159,13 +161,16 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
         if run is None:
             if await connection.fetchval(SQL["run_ended"], who.tenant_id, run_id) is None:
                 raise NotFound("there is no such run")
-        elif run["state"] != "stopping":
+        elif not run["stops"]:
             job = Key(who.tenant_id, run["job_id"])
             await share_graph(connection, who.tenant_id)
             await connection.fetchrow(SQL["lock_job"], *job)
             limits = gates(job, run["key_id"])
             await lock_limits(connection, limits)
-            rows = await cancel_runs(connection, job, reason, run_id=run_id)
+            if run["maps"]:
+                rows = await noderuns.stop(connection, Part(who.tenant_id, run["workflow_run_id"], only=run_id), reason)
+            else:
+                rows = await cancel_runs(connection, job, reason, run_id=run_id)
             freed = await release(connection, limits) if any(map(_frees, rows)) else []
             await audit.record(connection, audit.entry(who, "run.cancel", f"run:{run_id}", reason=reason))
             settled = await settle(connection, rows)

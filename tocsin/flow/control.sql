@@ -44,8 +44,11 @@ update runs r
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
 -- :name run_job
--- Which job a live run belongs to.
-select job_id::text as job_id, key_id::text as key_id, state from runs
+-- Which job a live run belongs to; `maps`: it is that of a mapped node; `stops`: it was told to stop, which one that its
+-- elements run for shows by the reason alone.
+select job_id::text as job_id, key_id::text as key_id, workflow_run_id::text as workflow_run_id, map is not null as maps,
+       state = 'stopping' or map = '{}' and stop_reason is not null as stops
+  from runs
  where (tenant_id, id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
 -- :name run_ended

@@ -163,7 +163,7 @@ def _node(name: str, layer: int, run: _Row, mapped: Mapping[str, Sequence[_Row]]
     if elements:
         # Its own run only waits for them.
         started_at = min((row["started_at"] for row in elements if row["started_at"] is not None), default=None)
-        state = "running" if finished_at is None and started_at is not None else state
+        state = _state_by(elements) or state if finished_at is None else state
     return {
         "name": name,
         "layer": layer,
@@ -180,6 +180,14 @@ def _node(name: str, layer: int, run: _Row, mapped: Mapping[str, Sequence[_Row]]
         "result": raw(run["result"]),
         "elements": _counted(elements) or None,
     }
+
+
+def _state_by(elements: Sequence[_Row]) -> str | None:
+    """What a mapped node that has not ended is doing; None: nothing of it runs."""
+    states = {row["state"] for row in elements}
+    if "stopping" in states and not states & {"staged", "ready", "waiting", "running"}:
+        return "stopping"
+    return "running" if any(row["started_at"] is not None for row in elements) else None
 
 
 def _counted(elements: Iterable[_Row]) -> dict[str, int]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tocsin.flow.shared import noderuns
 from tocsin.flow.shared.joins import settle
-from tocsin.flow.shared.noderuns import ends_of, hold, make, still_doomed, told
-from tocsin.flow.shared.transitions import SQL as SHARED
+from tocsin.flow.shared.noderuns import Part, ends_of, make, still_doomed, told
 from tocsin.flow.shared.transitions import Hint, Key, Stop, stops
 from tocsin.model.graph import FULFILLED, UPSTREAM_FAILED, blame, to_run_again
 from tocsin.model.workflow import workflow_of
 from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import Finished, RunError, decode_job_spec
 
-SQL = Sql(__file__, SHARED)
+SQL = Sql(__file__)
 _MOST = 200  # heads at a time
 _TIMED_OUT = "the workflow run took longer than it may"
 
@@ -73,14 +73,14 @@ async def begin(db: Database, head: Key) -> Done:
 
 
 async def stop(db: Database, head: Key) -> Done:
-    """staged | ready | waiting → cancelled, running → stopping: all that lives of a workflow run."""
+    """staged | ready | waiting → cancelled, running → stopping: all that lives of a workflow run, but for mapped nodes'
+    own runs: those end with the last of their elements."""
     async with db.transaction("workflow_stop", "vital") as connection:
         row = await connection.fetchrow(SQL["head"], *head)
         if row is None or not (row["late"] or row["state"] == "stopping"):
             return NOTHING
         reason = _TIMED_OUT if row["late"] else row["stop_reason"]
-        await hold(connection, head, row["workflow_run_id"])
-        rows = await connection.fetch(SQL["stop_nodes"], head.tenant_id, row["workflow_run_id"], head.id, reason)
+        rows = await noderuns.stop(connection, Part(head.tenant_id, row["workflow_run_id"], head.id), reason)
         settled = await settle(connection, rows)
     return Done(settled.hints, stops(rows), settled.heads) if rows else NOTHING
 

@@ -55,35 +55,6 @@ update runs r
        doomed = $6
  where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
 
--- :name stop_nodes
--- staged | ready | waiting → cancelled, running → stopping: all that lives of a workflow run, after `hold`.
-with locked as materialized (
-    select r.ctid as place, r.state
-      from runs r
-     where r.tenant_id = $1 and r.workflow_run_id = $2 and r.id <> $3
-     order by r.id
-),
-stopping as (
-    update runs r
-       set state = 'stopping', stop_reason = $4
-      from locked l
-     where l.state = 'running' and r.ctid = l.place
-    returning r.id, r.worker_id, r.fence, r.state
-),
-ended as (
-    delete from runs r
-     using locked l
-     where l.state in ('staged', 'ready', 'waiting') and r.ctid = l.place
-    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
-),
--- :include record_ended
-select id::text as id, 'cancelled' as state, null::text as worker_id, fence,
--- :include family
-  from ended
-union all
-select s.id::text, s.state, s.worker_id::text, s.fence, null
-  from stopping s
-
 -- :name head
 select r.state, coalesce(r.workflow_run_id, r.id)::text as workflow_run_id, r.attempt, r.fence, r.doomed, r.pending_parents,
        coalesce(r.stop_reason, '') as stop_reason, r.state = 'running' and r.deadline_at < now() as late,

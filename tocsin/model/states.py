@@ -40,7 +40,7 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("stopping", "cancelled"): ("report", "reap", "give_back"),
     ("staged", "cancelled"): ("cancel",),
     ("ready", "cancelled"): ("cancel",),
-    ("waiting", "cancelled"): ("cancel",),
+    ("waiting", "cancelled"): ("cancel", "joins"),
     ("staged", "skipped"): ("claim", "sweep"),
     ("ready", "skipped"): ("claim",),
     ("staged", "expired"): ("sweep",),

@@ -67,6 +67,7 @@ class Settled(NamedTuple):
 
 
 NOBODY = Settled([])  # waited
+_ENDS = ("doomed", "mapped", "stopped")  # what is decided about runs that end by it
 # A run by hand has its id before its instant: by the moment that its call waits for a commit, or by as much as it was
 # put off when it was asked for.
 _ASKED_BEFORE = timedelta(days=1)
@@ -111,7 +112,7 @@ async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
         decided = await connection.fetch(SQL["settle"], *columns(batch, 5))
         heads |= any(row["what"] == "head" for row in decided)
         woken += [row for row in decided if row["what"] == "ready"]
-        ends = [(row["tenant_id"], row["id"], *_end(row)) for row in decided if row["what"] in ("doomed", "mapped")]
+        ends = [(row["tenant_id"], row["id"], *_end(row)) for row in decided if row["what"] in _ENDS]
         for row in decided:
             if row["what"] == "map":
                 made, end = await _map(connection, row)
@@ -131,6 +132,8 @@ def _end(row: Row) -> tuple[str, str | None]:
     """The state and the reason of a run that ends because those it waited for have."""
     if row["what"] == "doomed":
         return "skipped", skip_reason(row["doomed"])
+    if row["what"] == "stopped":
+        return "cancelled", "cancelled"
     return ("succeeded", "mapped") if row["doomed"] == FULFILLED else ("dead", "map_failed")
 
 

@@ -1,8 +1,8 @@
 -- :name settle
 -- waiting → ready, of runs whose last parent has ended and that nothing speaks against; all others only count who is still
 -- to end. Two parents that end at once take a child's row one after the other. The runs come in the order of ids.
--- Answered is what is decided by it: `ready`, `doomed`, `map` (its runs are to be made), `mapped` (they have ended), or
--- `head` (a workflow run whose nodes have all ended).
+-- Answered is what is decided by it: `ready`, `doomed`, `map` (its runs are to be made), `mapped` (they have ended),
+-- `stopped` (they were stopped) or `head` (a workflow run whose nodes have all ended).
 --   $1 tenants  $2 runs  $3 how many of those that each waits for have ended  $4 what that does to it
 --   $5 which they were, where its row does not know it yet
 with locked as materialized (
@@ -42,7 +42,7 @@ counted as (
      where not (l.pending = 0 and l.doomed = 0 and l.map is null and l.state = 'waiting')
        and (r.tenant_id, r.id) between (l.tenant_id, l.id) and (l.tenant_id, l.id)
     returning r.tenant_id, r.id, r.doomed, r.job_id, r.map, r.parents, r.priority, r.workflow_run_id, r.logical_at,
-              r.scheduled_for, r.pending_parents, l.state
+              r.scheduled_for, r.pending_parents, r.stop_reason, l.state
 )
 select 'ready' as what, tenant_id, id::text as id, lane_id, ready_at, order_key, 0 as doomed, null::text as job_id,
        null::text as map, null::text as parents, 0 as priority, null::text as workflow_run_id,
@@ -50,6 +50,7 @@ select 'ready' as what, tenant_id, id::text as id, lane_id, ready_at, order_key,
   from released
 union all
 select case when state <> 'waiting' then 'head'
+            when map = '{}' and stop_reason is not null and doomed > 0 then 'stopped'
             when map = '{}' then 'mapped'
             when doomed > 0 then 'doomed'
             else 'map' end,
@@ -59,7 +60,7 @@ select case when state <> 'waiting' then 'head'
  where pending_parents = 0
 
 -- :name conclude
--- waiting → skipped | succeeded | dead: runs that end without an attempt of their own, because others have ended. They are
+-- waiting → skipped | succeeded | dead | cancelled: runs that end without an attempt of their own, because others have ended. They are
 -- held already.
 with decided as (
     select r.ctid as place, d.state as final_state, d.reason

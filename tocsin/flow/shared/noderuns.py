@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tocsin.errors import Conflict, Contention
 from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.joins import HEAD, LETTERS, Mapped, Settled, array, decide
+from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Family, Key, NewRun, hints, stage
 from tocsin.model.graph import (
     FULFILLED,
@@ -29,7 +30,7 @@ from tocsin.model.workflow import WorkflowSpec, workflow_of
 from tocsin.store.db import Connection, Row, Sql, columns
 from tocsin.wire import decode_job_spec, encode
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, SHARED)
 
 
 class Made(NamedTuple):
@@ -49,10 +50,28 @@ def told(ends: Mapping[str, Row]) -> dict[str, End]:
     return {node: (end["state"], end["reason"]) for node, end in ends.items()}
 
 
-async def hold(connection: Connection, head: Key, workflow_run_id: str) -> None:
-    """Take what lives of a workflow run, so that the statement after it sees what each is by now. The head is not
-    among it: it comes after them."""
-    await connection.fetch(SQL["hold"], head.tenant_id, workflow_run_id, head.id)
+class Part(NamedTuple):
+    """Of what lives in a workflow run: all but its head, which is taken after them; or just one run and, if that is
+    mapped, its elements."""
+
+    tenant_id: int
+    workflow_run_id: str
+    head_id: str | None = None
+    only: str | None = None
+
+
+async def _hold(connection: Connection, part: Part) -> None:
+    """Take it, so that the statement after it sees what each is by now. Whoever waited meanwhile for the end of a parent
+    finds elements that this made: hence once more."""
+    await connection.fetch(SQL["hold"], *part)
+    await connection.fetch(SQL["hold"], *part)
+
+
+async def stop(connection: Connection, part: Part, reason: str) -> list[Row]:
+    """staged | ready | waiting → cancelled, running → stopping. The run of a mapped node of which elements live ends
+    with the last of them."""
+    await _hold(connection, part)
+    return await connection.fetch(SQL["stop"], *part, reason)  # type: ignore[no-any-return]
 
 
 def still_doomed(graph: Graph, ends: Mapping[str, End], again: Iterable[str]) -> int:
@@ -210,7 +229,7 @@ async def again(connection: Connection, head: Key, workflow_run_id: str, node: s
     began with. Lock the workflow first."""
     # Whoever asks may be kept to some of its jobs; what waits for them is seen from here on.
     await connection.execute(SQL["unscoped"])
-    await hold(connection, head, workflow_run_id)
+    await _hold(connection, Part(head.tenant_id, workflow_run_id, head.id))
     row = await connection.fetchrow(SQL["lock_head"], *head)
     _refuse_unless_it_runs(row)
     living = {each["node"]: each for each in await connection.fetch(SQL["living"], head.tenant_id, workflow_run_id)}

@@ -13,11 +13,56 @@ select distinct on (j.node) j.node, h.run_id::text as run_id, h.state, h.reason
 -- :name unscoped
 select set_config('tocsin.scope', '', true)
 
+-- :name whose
+-- Of what lives in a workflow run: all but its head ($3), or just one ($4) and, if that is mapped, its elements.
+r.tenant_id = $1 and r.workflow_run_id = $2 and r.id is distinct from $3::uuid
+and ($4::uuid is null or r.id = $4 or r.origin_run_id = $4 and r.trigger = 'dependency')
+
 -- :name hold
+-- Elements first: whoever ends one takes it before the run that it is one of.
 select r.id from runs r
- where r.tenant_id = $1 and r.workflow_run_id = $2 and r.id <> $3
- order by r.id
+ where
+-- :include whose
+ order by r.origin_run_id is not null and r.trigger = 'dependency' desc, r.id
    for update
+
+-- :name stop
+-- staged | ready | waiting → cancelled, running → stopping, after `hold`. A mapped node's run, whose elements run, is not
+-- ended before they are: it keeps the reason, and the end of the last of them ends it.
+--   $5 the reason
+with locked as materialized (
+    select r.ctid as place, r.state, r.map = '{}' as mapped
+      from runs r
+     where
+-- :include whose
+     order by r.id
+),
+stopping as (
+    update runs r
+       set state = 'stopping', stop_reason = $5
+      from locked l
+     where l.state = 'running' and r.ctid = l.place
+    returning r.id, r.worker_id, r.fence, r.state
+),
+marked as (
+    update runs r
+       set stop_reason = $5
+      from locked l
+     where l.mapped and r.ctid = l.place and r.stop_reason is null
+),
+ended as (
+    delete from runs r
+     using locked l
+     where l.state in ('staged', 'ready', 'waiting') and l.mapped is not true and r.ctid = l.place
+    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
+),
+-- :include record_ended
+select id::text as id, 'cancelled' as state, null::text as worker_id, fence, limited, overlap,
+-- :include family
+  from ended
+union all
+select s.id::text, s.state, s.worker_id::text, s.fence, false, null, null
+  from stopping s
 
 -- :name lock_head
 -- A workflow run that lives, with the graph that it began with.

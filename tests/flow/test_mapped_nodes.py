@@ -1,0 +1,135 @@
+"""Mapped nodes: a run for each element of a list, which stand and fall together with the run that they are of."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.cluster.cluster import until
+from tests.flow.kit import end_of
+from tests.flow.stage import WORKER, Stage, nodes
+from tocsin.model.workflow import CONDUCTOR
+
+
+async def mapped(stage: Stage, result: Any = (1, 2, 3), **more: Any) -> str:
+    """A workflow run whose list is known: `each` has a run for each element, and `sum` waits."""
+    jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs, **more)
+    run_id = await stage.ask()
+    await stage.turn()
+    await stage.end((await stage.claim())["list"], result=result)
+    await stage.turn()
+    return run_id
+
+
+async def node(stage: Stage, run_id: str, name: str) -> dict[str, Any]:
+    return {each["name"]: each for each in (await stage.get(run_id))["nodes"]}[name]
+
+
+async def take_one(stage: Stage) -> Any:
+    [row] = await stage.scene.take(1, WORKER)
+    return row
+
+
+# ── stopped ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_cancelled_workflow_run_ends_with_the_last_proof_of_its_elements(stage: Stage) -> None:
+    run_id = await mapped(stage, max_concurrency=1)
+    held = [await take_one(stage), await take_one(stage)]
+    behind = await stage.ask()
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/cancel")
+    await stage.turn()
+    for row in held:
+        assert (await stage.get(run_id))["state"] == "stopping"
+        each = await node(stage, run_id, "each")
+        assert (each["state"], each["finished_at"]) == ("stopping", None)
+        assert (await stage.get(behind))["state"] == "waiting", "only one at a time"
+        assert (await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=409))["code"] == "under_way"
+        assert await stage.scene.take(10, WORKER) == []
+        await stage.scene.end(WORKER, end_of(row, "cancelled"))
+        await stage.turn()
+    assert (await stage.get(run_id))["state"] == "cancelled"
+    each = await node(stage, run_id, "each")
+    assert (each["state"], each["reason"], each["elements"]) == ("cancelled", "cancelled", {"cancelled": 3})
+    assert (await stage.get(behind))["state"] == "running"
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=202)
+
+
+async def test_one_whose_time_is_up_ends_with_the_last_proof_of_its_elements(stage: Stage) -> None:
+    run_id = await mapped(stage)
+    row = await take_one(stage)
+    await stage.scene.sql.execute("update runs set deadline_at = now() where worker_id = $1", CONDUCTOR)
+    await stage.turn()
+    assert (await stage.get(run_id))["state"] == "running"
+    assert (await node(stage, run_id, "each"))["state"] == "stopping"
+    await stage.scene.end(WORKER, end_of(row, "cancelled"))
+    await stage.turn()
+    run = await stage.get(run_id)
+    assert (run["state"], run["error"]["class"]) == ("dead", "timeout")
+
+
+async def test_nothing_of_a_cancelled_mapped_node_starts_any_more(stage: Stage) -> None:
+    run_id = await mapped(stage)
+    row = await take_one(stage)
+    each = await node(stage, run_id, "each")
+    path = f"/v1/runs/{each['run_id']}"
+    await stage.api.post(f"{path}/cancel")
+    await stage.api.post(f"{path}/cancel")
+    await stage.turn()
+    assert await stage.scene.take(10, WORKER) == []
+    assert (await stage.api.get(path))["state"] == "waiting", "for the proof"
+    assert (await node(stage, run_id, "each"))["state"] == "stopping"
+    await stage.scene.end(WORKER, end_of(row, "cancelled"))
+    await stage.turn()
+    assert (await stage.api.get(path))["state"] == "cancelled"
+    assert await stage.states(run_id) == {
+        "list": "succeeded", "each": "cancelled (cancelled)", "sum": "skipped (upstream_failed)"
+    }  # fmt: skip
+    assert (await stage.get(run_id))["state"] == "dead"
+
+
+async def test_a_mapped_node_of_which_nothing_runs_is_cancelled_at_once(stage: Stage) -> None:
+    run_id = await mapped(stage)
+    each = await node(stage, run_id, "each")
+    assert (await stage.api.post(f"/v1/runs/{each['run_id']}/cancel"))["state"] == "cancelled"
+    await stage.turn()
+    assert (await stage.get(run_id))["state"] == "dead"
+    assert await stage.scene.value("select count(*) from runs") == 0
+
+
+async def test_a_cancel_that_comes_too_late_for_the_last_element_changes_nothing(stage: Stage) -> None:
+    run_id = await mapped(stage, [1])
+    row = await take_one(stage)
+    each = await node(stage, run_id, "each")
+    await stage.api.post(f"/v1/runs/{each['run_id']}/cancel")
+    await stage.end(row)
+    assert (await stage.play(run_id))["state"] == "succeeded"
+
+
+async def test_a_mapped_node_whose_list_becomes_known_meanwhile_is_cancelled_with_its_elements(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"]})
+    jobs["each"]["map"] = {"over": "list"}
+    await stage.make(jobs)
+    run_id, scene = await stage.ask(), stage.scene
+    await stage.turn()
+    row = (await stage.claim())["list"]
+    each = await node(stage, run_id, "each")
+    waits = "select count(*) from pg_locks where not granted and locktype in ('transactionid', 'tuple')"
+    async with scene.sql.transaction():
+        await scene.sql.execute("select from runs where id = $1 for update", each["run_id"])
+        ending = asyncio.create_task(stage.end(row, result=[1, 2]))
+        await until("the end waits", lambda: scene.value(waits))
+        cancel = asyncio.create_task(stage.api.post(f"/v1/runs/{each['run_id']}/cancel"))
+
+        async def both_wait() -> bool:
+            return bool(await scene.value(waits) == 2)
+
+        await until("so does the cancel", both_wait)
+    await ending
+    await cancel
+    await stage.turn()
+    assert await scene.take(10, WORKER) == []
+    assert (await node(stage, run_id, "each"))["state"] == "cancelled"
+    assert (await stage.get(run_id))["state"] == "dead"
