@@ -86,6 +86,24 @@ async def test_compensation_runs_only_after_a_failure(stage: Stage) -> None:
     )
 
 
+async def test_an_alarm_that_was_not_needed_is_raised_by_what_a_retry_finds(stage: Stage) -> None:
+    await stage.make(nodes({"extract": [], "load": ["extract"], "alarm": [{"job": "load", "on": "failure"}]}))
+    run_id = await stage.ask()
+    await stage.play(run_id, lambda node, _: {"outcome": "failed"} if node == "extract" else {})
+    assert await stage.states(run_id) == {
+        "extract": "dead", "load": "skipped (upstream_failed)", "alarm": "skipped (not_needed)"
+    }  # fmt: skip
+    stage.started.clear()
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    await stage.play(run_id, lambda node, _: {"outcome": "failed"} if node == "load" else {})
+    assert stage.started == ["extract", "load", "alarm"]
+    assert await stage.states(run_id) == {"extract": "succeeded", "load": "dead", "alarm": "succeeded"}
+    stage.started.clear()
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    assert (await stage.play(run_id))["state"] == "succeeded"
+    assert stage.started == ["load"], "what was raised stays raised"
+
+
 async def test_one_run_for_each_element_of_a_result(stage: Stage) -> None:
     jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
     jobs["each"]["map"] = {"over": "list.files"}

@@ -21,18 +21,15 @@ def ends(
     return found
 
 
-def again(parents: Mapping[str, Sequence[Edge]], known: Mapping[str, End], node: str) -> set[str]:
-    """What is run again with a node, of those that have ended so: whatever was skipped because of it."""
-    found = {node}
-    while True:
-        more = {
-            child
-            for child, edges in parents.items()
-            if known.get(child) == ("skipped", "upstream_failed") and found & {parent for parent, _ in edges}
-        } - found
-        if not more:
-            return found
-        found |= more
+def again(parents: Mapping[str, Sequence[Edge]], known: Mapping[str, End], *nodes: str) -> set[str]:
+    """What is run again with some nodes, of those that have ended so: whatever follows from them, on success, failure or
+    completion, and never ran. It was skipped by how they ended, or by how what follows from them did: now they end anew,
+    and nobody knows yet how."""
+    never_ran = {node for node, (state, reason) in known.items() if reason in ("upstream_failed", "not_needed")}
+    found = set(nodes)
+    for _ in parents:  # no way is longer than that
+        found |= {child for child in never_ran if any(parent in found for parent, _ in parents[child])}
+    return found
 
 
 def _end_of(own: str, edges: Sequence[tuple[str, str, str | None]]) -> End:

@@ -210,7 +210,19 @@ def test_one_node_is_run_again_with_what_was_skipped_because_of_it(edges: Edges,
         assert set(again) == (set() if well else reference.again(edges, ends, node))
         assert again == [each for each in graph.order if each in again]
     unwell = {node for node, end in ends.items() if end not in (("succeeded", None), ("skipped", "not_needed"))}
-    assert set(to_run_again(graph, ends)) == unwell
+    assert set(to_run_again(graph, ends)) == reference.again(edges, ends, *unwell)
+
+
+def test_what_was_not_needed_is_decided_anew_with_what_it_watches() -> None:
+    alarm = [Dependency(job="load", on="failure")]
+    graph = Graph.of(on_success(extract="", load="extract", other="") | {"alarm": alarm, "after": [Dependency(job="alarm")]})
+    failed: dict[str, tuple[str, str | None]] = {
+        "extract": ("dead", None), "load": ("skipped", "upstream_failed"), "alarm": ("skipped", "not_needed"),
+        "after": ("skipped", "not_needed"), "other": ("succeeded", None),
+    }  # fmt: skip
+    assert set(to_run_again(graph, failed)) == {"extract", "load", "alarm", "after"}
+    assert set(to_run_again(graph, failed, "extract")) == {"extract", "load", "alarm", "after"}
+    assert to_run_again(graph, failed | {"other": ("dead", None)}, "other") == ["other"]
 
 
 def test_blame_names_those_at_fault_and_not_what_came_after() -> None:

@@ -199,7 +199,7 @@ def starts(graph: Graph, timetables: Mapping[str, str | None]) -> Starts:
 
 FULFILLED, NOT_NEEDED, UPSTREAM_FAILED = 0, 1, 2
 Skip = Literal["not_needed", "upstream_failed"]
-_UPSTREAM_FAILED: End = ("skipped", "upstream_failed")
+_SKIPPED: tuple[End, ...] = (("skipped", "not_needed"), ("skipped", "upstream_failed"))
 _SKIPS: tuple[Skip | None, ...] = (None, "not_needed", "upstream_failed")
 
 
@@ -248,18 +248,20 @@ def _is_well(end: End) -> bool:
 
 
 def to_run_again(graph: Graph, ends: Mapping[str, End], only: str | None = None) -> list[str]:
-    """Of a graph that was run, what is to be run again: all that did not end well, or never came to run. `only`: of
-    what has ended just this node, and what was skipped because of it. Parents come before children."""
+    """Of a graph that was run, what is to be run again: all that did not end well, or never came to run, and what was
+    skipped because of it. `only`: of what has ended just this node, and what was skipped because of it. Parents come
+    before children."""
     again: dict[str, None] = {}
     for node in graph.order:
         end = ends.get(node)
-        if end is None or (not _is_well(end) and (only in (None, node) or _follows(graph, node, end, again))):
+        if end is None or (not _is_well(end) and only in (None, node)) or _follows(graph, node, end, again):
             again[node] = None
     return list(again)
 
 
 def _follows(graph: Graph, node: str, end: End, again: Container[str]) -> bool:
-    return end == _UPSTREAM_FAILED and any(each.job in again for each in graph.parents[node])
+    """Whether it was skipped by how its parents ended, for good or ill, and one of these is to end anew."""
+    return end in _SKIPPED and any(each.job in again for each in graph.parents[node])
 
 
 def check_again(graph: Graph, ends: Mapping[str, End], node: str) -> None:
