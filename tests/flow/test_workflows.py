@@ -15,8 +15,9 @@ from tests.flow.old import DAY, Old
 from tests.flow.stage import DIAMOND, WORKER, Says, Stage, nodes
 from tocsin.flow import parents, workflows
 from tocsin.flow.fill import Tables, fill
-from tocsin.flow.shared.transitions import Key
-from tocsin.model.ids import new_ids
+from tocsin.flow.shared.transitions import Family, Key, NewRun
+from tocsin.flow.shared.transitions import stage as make_runs
+from tocsin.model.ids import new_id, new_ids
 from tocsin.model.workflow import CONDUCTOR
 
 
@@ -280,15 +281,91 @@ async def test_the_dead_letter_is_the_workflow_runs_and_is_redriven_as_one(stage
     assert stage.started == ["d"]
 
 
-async def test_two_retries_at_once_run_it_once(stage: Stage) -> None:
+async def half_failed(stage: Stage) -> str:
+    """A workflow run of which `d` failed."""
     await stage.make(nodes(DIAMOND))
     run_id = await stage.ask()
     await stage.play(run_id, lambda node, _: {"outcome": "failed"} if node == "d" else {})
     stage.started.clear()
-    await stage.api.post("/v1/dead-letters/redrive", {"ids": [run_id]})
-    assert (await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=409))["code"] == "under_way"
-    await stage.play(run_id)
+    return run_id
+
+
+async def ran_again_once(stage: Stage, run_id: str) -> None:
+    run = await stage.play(run_id)
+    assert (run["state"], run["error"], run["retries"]) == ("succeeded", None, 1)
     assert stage.started == ["d"]
+    [listed] = (await stage.api.get("/v1/workflow-runs"))["items"]
+    assert (listed["state"], listed["retries"]) == ("succeeded", 1)
+
+
+@pytest.mark.parametrize("first", ["retry", "redrive"])
+async def test_one_that_is_run_again_is_not_run_again_meanwhile(stage: Stage, first: str) -> None:
+    run_id = await half_failed(stage)
+    redrive = "/v1/dead-letters/redrive", {"ids": [run_id]}
+    await stage.api.post(*(redrive if first == "redrive" else (f"/v1/workflow-runs/{run_id}/retry", {})))
+    for _ in range(2):
+        assert (await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=409))["code"] == "under_way"
+        if first == "retry":
+            assert (await stage.api.post(*redrive, expect=409))["code"] == "under_way"
+        await stage.turn()
+    # Whoever asks for all of them asks for what is not under way; of this one nothing is left to do.
+    told = await stage.api.post("/v1/dead-letters/redrive", {"filter": {}})
+    assert (told["items"], told["remaining"]) == ([], 0)
+    await ran_again_once(stage, run_id)
+    assert (await stage.api.get("/v1/dead-letters"))["items"] == []
+
+
+async def test_of_two_retries_at_once_one_is_refused(stage: Stage) -> None:
+    run_id, scene = await half_failed(stage), stage.scene
+    waits = "select count(*) from pg_locks where not granted and locktype = 'advisory'"
+    async with scene.sql.transaction():
+        await scene.sql.execute("select pg_advisory_xact_lock(hashtextextended('tocsin.head:' || $1::text, 0))", run_id)
+        calls = [asyncio.create_task(_retry(stage, run_id)) for _ in range(2)]
+
+        async def both_wait() -> bool:
+            return bool(await scene.value(waits) == 2)
+
+        await until("both wait", both_wait)
+    assert sorted(await asyncio.gather(*calls)) == ["", "under_way"]
+    await ran_again_once(stage, run_id)
+
+
+async def _retry(stage: Stage, run_id: str) -> str:
+    """The code of what is wrong with it."""
+    reply = await stage.api.http.post(f"/v1/workflow-runs/{run_id}/retry", json={})
+    return str(reply.json().get("code", ""))
+
+
+async def test_two_letters_of_one_workflow_run_are_redriven_as_one(stage: Stage) -> None:
+    run_id = await half_failed(stage)
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    await stage.play(run_id, lambda node, _: {"outcome": "failed"})
+    stage.started.clear()
+    letters = (await stage.api.get("/v1/dead-letters"))["items"]
+    assert len(letters) == 2
+    told = await stage.api.post("/v1/dead-letters/redrive", {"ids": [letter["id"] for letter in letters]})
+    assert len(told["items"]) == 1
+    run = await stage.play(run_id)
+    assert (run["state"], run["retries"], stage.started) == ("succeeded", 2, ["d"])
+    assert (await stage.api.get("/v1/dead-letters"))["items"] == []
+
+
+async def test_a_second_head_that_an_earlier_release_made_changes_nothing(stage: Stage) -> None:
+    run_id, scene = await half_failed(stage), stage.scene
+    await stage.api.post(f"/v1/workflow-runs/{run_id}/retry")
+    [head] = await scene.rows("select tenant_id, job_id::text, id::text from runs")
+    family = Family(await scene.now(), run_id)
+    second = NewRun(head["tenant_id"], new_id(await scene.now()), head["job_id"], "retry", None, None, None, run_id)
+    async with scene.db.transaction("test") as connection:
+        await make_runs(connection, [second._replace(family=family)])
+    await stage.turn()
+    run = await stage.get(run_id)
+    assert (run["state"], run["head_run_id"], run["retries"]) == ("running", head["id"], 1)
+    skipped = await scene.run(second.id)
+    assert (skipped["state"], skipped["reason"]) == ("skipped", "coalesced")
+    await ran_again_once(stage, run_id)
+    assert [each["id"] for each in (await stage.api.get("/v1/dead-letters"))["items"]] == [run_id]
+    assert (await stage.api.post(f"/v1/workflow-runs/{run_id}/retry", expect=409))["code"] == "nothing_failed"
 
 
 BAD = [

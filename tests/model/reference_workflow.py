@@ -22,9 +22,9 @@ def ends(
 
 
 def again(parents: Mapping[str, Sequence[Edge]], known: Mapping[str, End], *nodes: str) -> set[str]:
-    """What is run again with some nodes, of those that have ended so: whatever follows from them, on success, failure or
-    completion, and never ran. It was skipped by how they ended, or by how what follows from them did: now they end anew,
-    and nobody knows yet how."""
+    """What is run again with some nodes, of those that have ended so: whatever follows from them, on success, failure
+    or completion, and never ran. It was skipped by how they ended, or by how what follows from them did: now they end
+    anew, and nobody knows yet how."""
     never_ran = {node for node, (state, reason) in known.items() if reason in ("upstream_failed", "not_needed")}
     found = set(nodes)
     for _ in parents:  # no way is longer than that

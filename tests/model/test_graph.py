@@ -215,7 +215,9 @@ def test_one_node_is_run_again_with_what_was_skipped_because_of_it(edges: Edges,
 
 def test_what_was_not_needed_is_decided_anew_with_what_it_watches() -> None:
     alarm = [Dependency(job="load", on="failure")]
-    graph = Graph.of(on_success(extract="", load="extract", other="") | {"alarm": alarm, "after": [Dependency(job="alarm")]})
+    graph = Graph.of(
+        on_success(extract="", load="extract", other="") | {"alarm": alarm, "after": [Dependency(job="alarm")]}
+    )
     failed: dict[str, tuple[str, str | None]] = {
         "extract": ("dead", None), "load": ("skipped", "upstream_failed"), "alarm": ("skipped", "not_needed"),
         "after": ("skipped", "not_needed"), "other": ("succeeded", None),

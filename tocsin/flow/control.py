@@ -152,8 +152,8 @@ async def cancel(
 
 
 async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish: Wish | None) -> Controlled:
-    """staged | ready | waiting → cancelled; running → stopping until the worker proves it stopped. That of a mapped node
-    is cancelled with all its elements, when the last of them has ended."""
+    """staged | ready | waiting → cancelled; running → stopping until the worker proves it stopped. That of a mapped
+    node is cancelled with all its elements, when the last of them has ended."""
     async with db.tenant(who.tenant_id, "control") as connection:
         await recall(connection, wish)
         run = await connection.fetchrow(SQL["run_job"], who.tenant_id, run_id)

@@ -81,13 +81,14 @@ async def redrive(
     most: int = MOST_PER_CALL,
 ) -> Redriven:
     """Each letter, of those that match at `most` so many, becomes a new run with its args; with a rate, one after the
-    other from now on."""
+    other from now on. Several of one workflow run become one, and those of one that is under way again become none."""
     async with db.tenant(who.tenant_id, "dead") as connection:
         await recall(connection, wish)
         letters = await _take(connection, who, chosen, cancelled_too=False, most=most)
         jobs = await _hold_jobs(connection, who, [letter["job_id"] for letter in letters])
-        heads = [letter["id"] for letter in letters if jobs[letter["job_id"]]["has_nodes"]]
-        families = await _families(connection, who, heads)
+        heads = {letter["id"]: letter["job_id"] for letter in letters if jobs[letter["job_id"]]["has_nodes"]}
+        families = await _families(connection, who, list(heads))
+        wanted = await _not_under_way(connection, who, chosen, letters, heads, families)
         new = [
             NewRun(
                 who.tenant_id,
@@ -101,7 +102,7 @@ async def redrive(
                 key_id=key_of_run(who.tenant_id, jobs[was["job_id"]]["key_template"], was["args"]),
                 family=families.get(was["id"]) or Family(was["logical_at"]),
             )
-            for i, (id_, was) in enumerate(zip(new_ids(now, len(letters)), letters, strict=True))
+            for i, (id_, was) in enumerate(zip(new_ids(now, len(wanted)), wanted, strict=True))
         ]
         rows = await stage(connection, new)
         left = await _remaining(connection, who, chosen)
@@ -227,12 +228,13 @@ async def _in_workflow(
             f"this is one of the runs of {node}: retry run {origin['origin_run_id']}, which makes all of them anew"
         )
         raise Conflict(message, code="part_of_workflow")
+    await connection.execute(SQL["go_on"], [workflow_run_id])
     last = await connection.fetchrow(SQL["last_head"], who.tenant_id, job["workflow_id"] or job["id"], workflow_run_id)
     if last is None or not last["whole"]:
         raise _archived()
     if last["live"]:
         if node is None:
-            raise Conflict("this workflow run is under way", code="under_way")
+            raise _under_way(workflow_run_id)
         made = await noderuns.again(connection, Key(who.tenant_id, last["run_id"]), workflow_run_id, node, run_id)
         return made.ids[node], made.settled.hints
     if node is not None:
@@ -242,6 +244,38 @@ async def _in_workflow(
     elif last["state"] == "succeeded":
         raise Conflict("nothing of this workflow run failed: run the workflow anew", code="nothing_failed")
     return await _again(connection, who, run_id, last, last, Family(last["logical_at"], workflow_run_id), now)
+
+
+async def _not_under_way(
+    connection: Connection,
+    who: Identity,
+    chosen: Chosen,
+    letters: list[Any],
+    workflows: Mapping[str, str],
+    families: Mapping[str, Family],
+) -> list[Any]:
+    """The letters of which new runs are to be made: of those of one workflow run the first, and none if it has a head
+    that lives, which is an error only for whoever asked for that very letter. `workflows`: of those that are heads."""
+    whole = {id_: families[id_].workflow_run_id or id_ for id_ in workflows if id_ in families}
+    if not whole:
+        return letters
+    await connection.execute(SQL["go_on"], sorted(set(whole.values())))
+    asked = [workflows[id_] for id_ in whole], list(whole.values())
+    seen = {row["id"] for row in await connection.fetch(SQL["under_way"], who.tenant_id, *asked)}
+    if seen and chosen.ids is not None:
+        raise _under_way(min(seen))
+    wanted = []
+    for letter in letters:
+        of = whole.get(letter["id"])
+        if of is None or of not in seen:
+            wanted.append(letter)
+        if of is not None:
+            seen.add(of)
+    return wanted
+
+
+def _under_way(workflow_run_id: str) -> Conflict:
+    return Conflict(f"workflow run {workflow_run_id} is under way", code="under_way")
 
 
 def _archived() -> Conflict:

@@ -50,6 +50,19 @@ select j.id::text as id, j.state, j.key_template, j.node, j.workflow_id::text as
  order by j.id
    for share
 
+-- :name go_on
+-- One after the other, whoever goes on with the same workflow run: no second head of one that has a head. They come in
+-- order, after the jobs.
+select pg_advisory_xact_lock(hashtextextended('tocsin.head:' || w.id, 0)) from unnest($1::text[]) as w(id)
+
+-- :name under_way
+-- Which of these workflow runs have a head that lives. They come with their workflows.
+select w.id
+  from unnest($2::uuid[], $3::text[]) as w(job_id, id)
+ where exists (select from runs r
+                where r.tenant_id = $1 and r.job_id = w.job_id
+                  and (r.id = w.id::uuid or r.workflow_run_id = w.id::uuid))
+
 -- :name heads
 -- The workflow runs that these are of, and the instants that they stand for.
 select h.run_id::text as id, coalesce(h.workflow_run_id, h.run_id)::text as workflow_run_id,
@@ -72,6 +85,8 @@ select o.*, j.id::text as id, j.key_template, j.spec,
         (select false, h.run_id::text, h.job_id, h.state, h.priority, h.args, coalesce(h.logical_at, h.scheduled_for)
            from history h
           where h.tenant_id = $1 and h.job_id = $2 and (h.run_id = $3 or h.workflow_run_id = $3) and h.final
+            -- A second head, which did nothing.
+            and not (h.state = 'skipped' and h.workflow_run_id is not null)
           order by h.run_id desc
           limit 1)
         limit 1) o

@@ -36,7 +36,7 @@ async def get(db: Database, who: Identity, run_id: str, parquet: Parquet | None 
         nodes = {row["node"]: row for row in await connection.fetch(SQL["nodes"], *asked)}
         elements = [dict(row) for row in await connection.fetch(SQL["elements"], *asked)]
         names = {row["id"]: row for row in await connection.fetch(SQL["names"], who.tenant_id, found.workflow_id)}
-        heads = sorted([*heads, *_heads(archived, found)], key=lambda head: str(head["id"]))
+        heads = _in_order([*heads, *_heads(archived, found)])
         if not heads:
             raise NotFound("there is no such workflow run")
         version = heads[-1]["job_version"]
@@ -102,6 +102,13 @@ def _heads(archived: Iterable[dict[str, Any]], found: _Found) -> list[dict[str, 
         for row in archived
         if row["job_id"] == found.workflow_id
     ]
+
+
+def _in_order(heads: Iterable[_Row]) -> list[_Row]:
+    """The first one first, and last the one that tells what became of it: the one that lives, if there is one. Second
+    heads, which were skipped because there was one, are none."""
+    counted = (head for head in heads if head["state"] != "skipped" or head["workflow_run_id"] is None)
+    return sorted(counted, key=lambda head: (head["finished_at"] is None, str(head["id"])))
 
 
 def _nodes(archived: Iterable[dict[str, Any]], names: Mapping[str, Row]) -> dict[str, dict[str, Any]]:

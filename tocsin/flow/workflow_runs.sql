@@ -129,7 +129,9 @@ select f.*, f.id::text as id, f.job_id::text as workflow_id, l.state, l.reason, 
 -- :include ended_head
                  where h.tenant_id = $1 and h.job_id = w.id and (h.run_id = f.id or h.workflow_run_id = f.id)
                    and h.final) o
-         order by o.id desc
+         -- A second head, which was skipped because there was one, is none.
+         where o.state <> 'skipped' or o.workflow_run_id is null
+         order by o.finished_at is null desc, o.id desc
          limit 1) l
  where $4::text is null or l.state = $4
  order by f.id desc

@@ -12,13 +12,14 @@ from typing import NamedTuple
 from tocsin.flow.shared import noderuns
 from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.noderuns import Part, ends_of, make, still_doomed, told
+from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Hint, Key, Stop, stops
 from tocsin.model.graph import FULFILLED, UPSTREAM_FAILED, blame, to_run_again
 from tocsin.model.workflow import workflow_of
 from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import Finished, RunError, decode_job_spec
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, SHARED)
 _MOST = 200  # heads at a time
 _TIMED_OUT = "the workflow run took longer than it may"
 
@@ -55,11 +56,14 @@ async def begin(db: Database, head: Key) -> Done:
         row = await connection.fetchrow(SQL["lock_head"], *head)
         if row is None or row["pending_parents"] is not None:
             return NOTHING  # somebody else was first
+        if row["is_second"]:
+            await connection.execute(SQL["skip"], *head)
+            return Done([], [])
         spec = workflow_of(decode_job_spec(row["spec"]))
         graph = spec.graph
         again = row["trigger"] in ("retry", "redrive")
         ends = await ends_of(connection, head.tenant_id, row["workflow_run_id"]) if again else {}
-        over = row["state"] == "stopping" or row["is_second"]
+        over = row["state"] == "stopping"
         nodes = [] if over else to_run_again(graph, told(ends), row["only"])
         doomed = UPSTREAM_FAILED if over else still_doomed(graph, told(ends), nodes)
         await connection.execute(SQL["begun"], *head, len(nodes), row["version"], spec.timeout.delta, doomed)

@@ -35,7 +35,7 @@ select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigg
           from history h
          cross join lateral (select * from jobs n where n.tenant_id = $1 and n.id = h.job_id limit 1) n
          where h.tenant_id = $1 and h.run_id = r.origin_run_id and h.final) as only,
-       -- Two that were asked at once to run the same again: the first does.
+       -- Two that were asked at once to run the same again, which servers of earlier releases allow: the first does.
        exists (select from runs o
                 where o.tenant_id = $1 and o.job_id = w.id and o.id < r.id
                   and o.workflow_run_id = r.workflow_run_id) as is_second
@@ -46,6 +46,16 @@ select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigg
            and r.state in ('running', 'stopping') and r.worker_id = '00000000-0000-7000-8000-000000000001'
          limit 1
            for update) r
+
+-- :name skip
+-- running | stopping → skipped: a second head of a workflow run, which is held already. It tells nobody: the first will.
+with ended as (
+    delete from runs r
+     where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) and r.state in ('running', 'stopping')
+    returning r.*, 'skipped' as final_state, 'coalesced' as reason
+),
+-- :include record_ended
+select id from ended
 
 -- :name begun
 -- It waits for so many nodes, keeps the graph that it began with, and has so much time. $6: what those that are not run

@@ -46,6 +46,9 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("staged", "expired"): ("sweep",),
     ("ready", "expired"): ("sweep",),
     ("waiting", "expired"): ("sweep",),
+    # A workflow run that is run again already.
+    ("running", "skipped"): ("workflows",),
+    ("stopping", "skipped"): ("workflows",),
     # A run that others decide about, or stand for.
     ("waiting", "skipped"): ("joins",),
     ("waiting", "succeeded"): ("joins",),

@@ -61,8 +61,8 @@ class Part(NamedTuple):
 
 
 async def _hold(connection: Connection, part: Part) -> None:
-    """Take it, so that the statement after it sees what each is by now. Whoever waited meanwhile for the end of a parent
-    finds elements that this made: hence once more."""
+    """Take it, so that the statement after it sees what each is by now. Whoever waited meanwhile for the end of a
+    parent finds elements that this made: hence once more."""
     await connection.fetch(SQL["hold"], *part)
     await connection.fetch(SQL["hold"], *part)
 
