@@ -526,6 +526,37 @@ async def test_one_that_cannot_begin_keeps_no_other_back(stage: Stage) -> None:
     assert (await stage.scene.run(broken))["state"] == "running"
 
 
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_those_that_wait_for_proofs_keep_no_other_back(
+    stage: Stage, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows, "_MOST", 2)
+    await stage.make(nodes({"a": []}), overlap="allow")
+    flood = [await stage.ask() for _ in range(4)]
+    await stage.turn()
+    rows = await stage.claim_all()
+    assert len(rows) == 4
+    if how == "late":
+        await stage.scene.sql.execute("update runs set deadline_at = now() where worker_id = $1", CONDUCTOR)
+    else:
+        for run_id in flood:
+            await stage.api.post(f"/v1/workflow-runs/{run_id}/cancel")
+    await stage.turn()
+    assert await stage.scene.value("select count(*) from runs where state = 'stopping' and worker_id = $1", WORKER) == 4
+    assert await workflows.wanting(stage.scene.db) == [], "nothing is done over and over"
+    other = await stage.ask()
+    await stage.turn()
+    [(_, row)] = await stage.claim_all()
+    await stage.end(row)
+    await stage.turn()
+    assert (await stage.get(other))["state"] == "succeeded"
+    for _, row in rows:
+        await stage.scene.end(WORKER, end_of(row, "cancelled"))
+    await stage.turn()
+    ended = {(await stage.get(run_id))["state"] for run_id in flood}
+    assert ended == {"dead" if how == "late" else "cancelled"}
+
+
 async def test_one_that_is_archived_is_shown_as_before(stage: Stage, old: Old) -> None:
     jobs = nodes({"list": [], "each": ["list"], "sum": ["each"]})
     jobs["each"]["map"] = {"over": "list"}

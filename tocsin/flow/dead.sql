@@ -56,12 +56,10 @@ select j.id::text as id, j.state, j.key_template, j.node, j.workflow_id::text as
 select pg_advisory_xact_lock(hashtextextended('tocsin.head:' || w.id, 0)) from unnest($1::text[]) as w(id)
 
 -- :name under_way
--- Which of these workflow runs have a head that lives. They come with their workflows.
+-- Which of these workflow runs, of which a head has ended, have another that lives. They come with their workflows.
 select w.id
   from unnest($2::uuid[], $3::text[]) as w(job_id, id)
- where exists (select from runs r
-                where r.tenant_id = $1 and r.job_id = w.job_id
-                  and (r.id = w.id::uuid or r.workflow_run_id = w.id::uuid))
+ where exists (select from runs r where r.tenant_id = $1 and r.workflow_run_id = w.id::uuid and r.job_id = w.job_id)
 
 -- :name heads
 -- The workflow runs that these are of, and the instants that they stand for.

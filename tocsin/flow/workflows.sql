@@ -1,19 +1,36 @@
+-- :name unstopped
+-- Something of a workflow run lives that was not told to stop. The run of a mapped node is told by its reason alone.
+exists (select from runs n
+         where n.workflow_run_id = coalesce(r.workflow_run_id, r.id) and n.tenant_id = r.tenant_id and n.id <> r.id
+           and n.state <> 'stopping' and not (n.map = '{}' and n.stop_reason is not null))
+
 -- :name heads
 -- Workflow runs that are held and want something done: `begin` (they were claimed), `end` (all their nodes have ended), or
--- `stop` (they are to stop, or their time is up, and something of them is live).
--- The two sides are two indexes: what is to be done is few, what merely runs may be many.
-(select r.tenant_id, r.id::text as id,
-        case when r.pending_parents is null then 'begin' when r.pending_parents = 0 then 'end' else 'stop' end as what
+-- `stop` (they are to stop, or their time is up, and something of them was not told so).
+-- What is to be done is few and found by indexes, what merely runs may be many. So may be those that wait for the proofs
+-- of what they stopped: each kind is counted by itself, and these are left out, so that they keep nobody back.
+(select r.tenant_id, r.id::text as id, case when r.pending_parents is null then 'begin' else 'end' end as what
    from runs r
   where r.worker_id = '00000000-0000-7000-8000-000000000001'
     and (r.pending_parents is null or r.pending_parents = 0 or r.state = 'stopping')
+    and (r.pending_parents is null or r.pending_parents = 0)
   order by r.id
   limit $1)
 union all
 (select r.tenant_id, r.id::text, 'stop'
    from runs r
   where r.worker_id = '00000000-0000-7000-8000-000000000001'
-    and r.state = 'running' and r.pending_parents > 0 and r.deadline_at < now()
+    and (r.pending_parents is null or r.pending_parents = 0 or r.state = 'stopping')
+    and r.state = 'stopping' and r.pending_parents > 0 and
+-- :include unstopped
+  order by r.id
+  limit $1)
+union all
+(select r.tenant_id, r.id::text, 'stop'
+   from runs r
+  where r.worker_id = '00000000-0000-7000-8000-000000000001'
+    and r.state = 'running' and r.pending_parents > 0 and r.deadline_at < now() and
+-- :include unstopped
   order by r.deadline_at
   limit $1)
 

@@ -13,7 +13,7 @@ select distinct on (j.node) j.node, h.run_id::text as run_id, h.state, h.reason
 -- :name unscoped
 select set_config('tocsin.scope', '', true)
 
--- :name whose
+-- :name part
 -- Of what lives in a workflow run: all but its head ($3), or just one ($4) and, if that is mapped, its elements.
 r.tenant_id = $1 and r.workflow_run_id = $2 and r.id is distinct from $3::uuid
 and ($4::uuid is null or r.id = $4 or r.origin_run_id = $4 and r.trigger = 'dependency')
@@ -22,7 +22,7 @@ and ($4::uuid is null or r.id = $4 or r.origin_run_id = $4 and r.trigger = 'depe
 -- Elements first: whoever ends one takes it before the run that it is one of.
 select r.id from runs r
  where
--- :include whose
+-- :include part
  order by r.origin_run_id is not null and r.trigger = 'dependency' desc, r.id
    for update
 
@@ -34,7 +34,7 @@ with locked as materialized (
     select r.ctid as place, r.state, r.map = '{}' as mapped
       from runs r
      where
--- :include whose
+-- :include part
      order by r.id
 ),
 stopping as (
