@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.cluster.cluster import until
 from tests.flow.kit import end_of
 from tests.flow.stage import WORKER, Stage, nodes
@@ -30,6 +32,60 @@ async def node(stage: Stage, run_id: str, name: str) -> dict[str, Any]:
 async def take_one(stage: Stage) -> Any:
     [row] = await stage.scene.take(1, WORKER)
     return row
+
+
+async def test_a_mapped_node_is_mapped_over(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "more": ["each"], "last": ["more"]})
+    jobs["each"]["map"], jobs["more"]["map"] = {"over": "list"}, {"over": "each"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    run = await stage.play(
+        run_id, lambda node, place: {"result": [1, 2] if node == "list" else {"n": place} if node == "each" else place}
+    )
+    assert run["state"] == "succeeded"
+    assert (await node(stage, run_id, "more"))["elements"] == {"succeeded": 2}
+    given = await stage.scene.rows(
+        "select h.args from history h join jobs j on j.id = h.job_id"
+        " where j.node = 'more' and h.origin_run_id is not null order by h.run_id"
+    )
+    assert [row["args"] for row in given] == ['{"n":0}', '{"n":1}']
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ("text", "list is no list"),
+        ([1] * 4, "list has 4 elements, at most 3 are allowed"),
+        ([1, 2], "1 of 2 runs failed"),
+    ],
+)
+async def test_a_mapped_node_that_fails_says_why(stage: Stage, result: Any, says: str) -> None:
+    jobs = nodes({"list": [], "each": ["list"]})
+    jobs["each"]["map"] = {"over": "list", "max": 3}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    await stage.play(
+        run_id, lambda name, place: {"result": result} if name == "list" else {"outcome": "failed"} if place else {}
+    )
+    each = await node(stage, run_id, "each")
+    assert (each["state"], each["reason"]) == ("dead", "map_failed")
+    assert each["error"] == {"class": "map_failed", "message": says}
+
+
+async def test_a_key_made_of_arguments_is_that_of_each_element(stage: Stage) -> None:
+    jobs = nodes({"list": [], "each": ["list"]})
+    jobs["each"]["map"] = {"over": "list"}
+    jobs["each"]["concurrency_key"] = {"key": "customer-{args.item}", "max": 1}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    await stage.turn()
+    await stage.end((await stage.claim())["list"], result=["x", "y", "x"])
+    rows = await stage.claim_all()
+    assert len(rows) == 2, "one of each customer"
+    for _, row in rows:
+        await stage.end(row)
+    assert (await stage.play(run_id))["state"] == "succeeded"
+    assert stage.started.count("each") == 3
 
 
 # ── stopped ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -74,7 +74,18 @@ STEPS = (
 )
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit", "backfills")
 SMALL = ("audit_sealer", "audit_heads")  # one row, and one for each tenant
-FRAGMENTS = {"record_ended", "complete_jobs", "slots", "open_share", "start", "parked", "beyond", "family", "part"}
+FRAGMENTS = {
+    "record_ended",
+    "complete_jobs",
+    "slots",
+    "open_share",
+    "start",
+    "parked",
+    "beyond",
+    "family",
+    "part",
+    "ended_with",
+}
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
     **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),

@@ -319,7 +319,8 @@ async def test_of_two_retries_at_once_one_is_refused(stage: Stage) -> None:
     run_id, scene = await half_failed(stage), stage.scene
     waits = "select count(*) from pg_locks where not granted and locktype = 'advisory'"
     async with scene.sql.transaction():
-        await scene.sql.execute("select pg_advisory_xact_lock(hashtextextended('tocsin.head:' || $1::text, 0))", run_id)
+        held = "select pg_advisory_xact_lock(hashtext('tocsin.heads'), hashtext($1::text) & 511)"
+        await scene.sql.execute(held, run_id)
         calls = [asyncio.create_task(_retry(stage, run_id)) for _ in range(2)]
 
         async def both_wait() -> bool:

@@ -151,7 +151,7 @@ ended as (
      using judged j
      -- Whose end decides about other jobs' runs is only named: that is for the transaction that ends it.
      where j.verdict in ('skipped_overlap', 'coalesced') and not j.joins and r.ctid = j.place
-    returning r.*, 'skipped' as final_state, j.verdict as reason
+    returning r.*, 'skipped' as final_state, j.verdict as reason, null::text as error
 ),
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,

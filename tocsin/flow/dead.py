@@ -259,7 +259,7 @@ async def _not_under_way(
     whole = {id_: families[id_].workflow_run_id or id_ for id_ in workflows if id_ in families}
     if not whole:
         return letters
-    await connection.execute(SQL["go_on"], sorted(set(whole.values())))
+    await connection.execute(SQL["go_on"], list(whole.values()))
     asked = [workflows[id_] for id_ in whole], list(whole.values())
     seen = {row["id"] for row in await connection.fetch(SQL["under_way"], who.tenant_id, *asked)}
     if seen and chosen.ids is not None:

@@ -51,9 +51,10 @@ select j.id::text as id, j.state, j.key_template, j.node, j.workflow_id::text as
    for share
 
 -- :name go_on
--- One after the other, whoever goes on with the same workflow run: no second head of one that has a head. They come in
--- order, after the jobs.
-select pg_advisory_xact_lock(hashtextextended('tocsin.head:' || w.id, 0)) from unnest($1::text[]) as w(id)
+-- One after the other, whoever goes on with the same workflow run: no second head of one that has a head. Taken in
+-- order, after the jobs. They share so many locks that a call of any size finds room in PostgreSQL's table of them.
+select pg_advisory_xact_lock(hashtext('tocsin.heads'), w.lock)
+  from (select distinct hashtext(w.id) & 511 as lock from unnest($1::text[]) as w(id) order by 1) w
 
 -- :name under_way
 -- Which of these workflow runs, of which a head has ended, have another that lives. They come with their workflows.

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tocsin.errors import Conflict, TooLarge
+from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Key
 from tocsin.model.access import Identity
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.wire import Parent
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, SHARED)
 WITH_THE_RUN = 65_536  # bytes of results that are handed over together with a run
 MOST = 64 * 2**20  # that are told at all
 Parents = dict[str, Parent]  # by name

@@ -20,12 +20,9 @@ select k.n::int as n, p.name, p.run_id::text as run_id, p.state, case when p.siz
                  where j.tenant_id = k.tenant_id and j.id = h.job_id
                  limit 1) j
          cross join lateral (
-                select case when h.reason = 'mapped' then (
-                            select '[' || coalesce(string_agg(coalesce(m.result, 'null'), ',' order by m.run_id), '') || ']'
-                              from history m
-                             where m.tenant_id = h.tenant_id and m.workflow_run_id = h.workflow_run_id
-                               and m.job_id = h.job_id and m.origin_run_id = h.run_id and m.final)
-                            else h.result end as result) e) p
+                select
+-- :include ended_with
+                as result) e) p
 
 -- :name holds
 -- Whether this attempt is under way, and the lease of its worker holds.

@@ -169,7 +169,7 @@ ended as (
     delete from runs r
      using held h
      where h.stop_reason is not null and (r.tenant_id, r.id) between (h.tenant_id, h.id) and (h.tenant_id, h.id)
-    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
+    returning r.*, 'cancelled' as final_state, 'cancelled' as reason, null::text as error
 ),
 -- :include record_ended
 select id::text as id, fence, tenant_id, lane_id, null::timestamptz as ready_at, null::timestamptz as order_key,

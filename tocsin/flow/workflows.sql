@@ -69,7 +69,7 @@ select r.id::text as id, r.state, r.pending_parents, r.args, r.priority, r.trigg
 with ended as (
     delete from runs r
      where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid) and r.state in ('running', 'stopping')
-    returning r.*, 'skipped' as final_state, 'coalesced' as reason
+    returning r.*, 'skipped' as final_state, 'coalesced' as reason, null::text as error
 ),
 -- :include record_ended
 select id from ended

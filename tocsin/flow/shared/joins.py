@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Family, Hint, Key, NewRun, hints, stage
 from tocsin.model.graph import FULFILLED, UPSTREAM_FAILED, doom, skip_reason
@@ -25,6 +26,7 @@ from tocsin.wire import encode
 SQL = Sql(__file__, SHARED)
 WANTS = {"s": "success", "f": "failure", "c": "completion"}
 LETTERS = {on: letter for letter, on in WANTS.items()}
+_MOST_BYTES = 64 * 2**20  # of a result that is mapped over
 HEAD, ELEMENT = "h", "m"  # the workflow run that a node belongs to; the node that a mapped run is one of
 
 
@@ -118,7 +120,7 @@ async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
                 made, end = await _map(connection, row)
                 woken += made
                 ends += [(row["tenant_id"], row["id"], *end)] if end else []
-        ended = await connection.fetch(SQL["conclude"], *columns(sorted(ends), 4)) if ends else []
+        ended = await connection.fetch(SQL["conclude"], *columns(sorted(ends), 5)) if ends else []
         told = await _told_by(connection, _families(ended))
     return Settled(hints(woken), heads)
 
@@ -128,13 +130,16 @@ def _families(rows: Iterable[Row]) -> list[Ended]:
     return [msgspec.structs.replace(e, logical_at=e.logical_at.replace(tzinfo=UTC)) for e in found]
 
 
-def _end(row: Row) -> tuple[str, str | None]:
-    """The state and the reason of a run that ends because those it waited for have."""
+_End: TypeAlias = tuple[str, str | None, str | None]  # a state, the reason, and in words what went wrong
+
+
+def _end(row: Row) -> _End:
+    """How a run ends because those it waited for have."""
     if row["what"] == "doomed":
-        return "skipped", skip_reason(row["doomed"])
+        return "skipped", skip_reason(row["doomed"]), None
     if row["what"] == "stopped":
-        return "cancelled", "cancelled"
-    return ("succeeded", "mapped") if row["doomed"] == FULFILLED else ("dead", "map_failed")
+        return "cancelled", "cancelled", None
+    return ("succeeded", "mapped", None) if row["doomed"] == FULFILLED else ("dead", "map_failed", None)
 
 
 def _fed(wave: Iterable[Ended]) -> dict[Key, _Told]:
@@ -158,16 +163,15 @@ def array(ids: Sequence[str]) -> str | None:
 # ── one run for each element ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _map(connection: Connection, row: Row) -> tuple[list[Row], tuple[str, str] | None]:
+async def _map(connection: Connection, row: Row) -> tuple[list[Row], _End | None]:
     """Make the runs of a mapped node; or say how it ends without any."""
     about = msgspec.json.decode(row["map"], type=Mapped)
-    result = await connection.fetchval(SQL["result"], row["tenant_id"], about.run_id)
     try:
-        elements = about.map.args_for(msgspec.json.decode(result or "null"))
-    except BadMap:
-        return [], ("dead", "map_failed")
+        elements = about.map.args_for(await _result(connection, row["tenant_id"], about))
+    except BadMap as why:
+        return [], ("dead", "map_failed", str(why))
     if not elements:
-        return [], ("succeeded", "mapped")
+        return [], ("succeeded", "mapped", None)
     family = Family(
         logical_at=row["logical_at"],
         workflow_run_id=row["workflow_run_id"],
@@ -175,16 +179,27 @@ async def _map(connection: Connection, row: Row) -> tuple[list[Row], tuple[str, 
         feeds_on=ELEMENT,
         parents=row["parents"],
     )
-    now = await connection.fetchval(SQL["mapped"], row["tenant_id"], row["id"], len(elements))
-    texts = (encode(each).decode() for each in elements)
+    said = await connection.fetchrow(SQL["mapped"], row["tenant_id"], row["id"], len(elements))
+    texts = [encode(each).decode() for each in elements]
+    keys = [key_of_run(row["tenant_id"], said["key_template"], args) for args in texts]
     of_job = row["job_id"], "dependency", row["scheduled_for"], row["priority"]
     runs = [
-        NewRun(row["tenant_id"], id_, *of_job, args, row["id"], family=family)
-        for id_, args in zip(new_ids(now, len(elements)), texts, strict=True)
+        NewRun(row["tenant_id"], id_, *of_job, args, row["id"], key_id=key, family=family)
+        for id_, args, key in zip(new_ids(said["now"], len(elements)), texts, keys, strict=True)
     ]
     made = await stage(connection, runs)
     # The workflow may have been edited since this run of it began.
     return await connection.fetch(SQL["as_mapped"], row["tenant_id"], row["id"], [run["id"] for run in made]), None
+
+
+async def _result(connection: Connection, tenant_id: int, about: Mapped) -> Any:
+    """What the run ended with that a node is mapped over; raises `BadMap`."""
+    found = await connection.fetchrow(SQL["result"], tenant_id, about.run_id, _MOST_BYTES)
+    if found is None:
+        return None
+    if found["size"] > _MOST_BYTES:
+        raise BadMap(f"the result of {about.map.parent} has more than {_MOST_BYTES // 2**20} MiB")
+    return msgspec.json.decode(found["result"] or "null")
 
 
 # ── jobs that depend on jobs ─────────────────────────────────────────────────────────────────────────────────────

@@ -63,10 +63,16 @@ select case when state <> 'waiting' then 'head'
 -- waiting → skipped | succeeded | dead | cancelled: runs that end without an attempt of their own, because others have ended. They are
 -- held already.
 with decided as (
-    select r.ctid as place, d.state as final_state, d.reason
-      from unnest($1::int[], $2::uuid[], $3::text[], $4::text[]) as d(tenant_id, id, state, reason)
+    select r.ctid as place, d.state as final_state, d.reason,
+           case when d.reason = 'map_failed' then coalesce(d.error, (
+                -- Its elements have ended.
+                select format('%s of %s runs failed', count(*) filter (where m.state <> 'succeeded'), count(*))
+                  from history m
+                 where m.tenant_id = d.tenant_id and m.workflow_run_id = r.workflow_run_id and m.job_id = r.job_id
+                   and m.origin_run_id = d.id and m.final)) end as error
+      from unnest($1::int[], $2::uuid[], $3::text[], $4::text[], $5::text[]) as d(tenant_id, id, state, reason, error)
      cross join lateral (
-            select r.ctid from runs r
+            select r.ctid, r.workflow_run_id, r.job_id from runs r
              where (r.tenant_id, r.id) between (d.tenant_id, d.id) and (d.tenant_id, d.id) and r.state = 'waiting'
              limit 1) r
 ),
@@ -74,7 +80,7 @@ ended as (
     delete from runs r
      using decided d
      where r.ctid = d.place and r.state = 'waiting'
-    returning r.*, d.final_state, d.reason
+    returning r.*, d.final_state, d.reason, d.error
 ),
 -- :include record_ended
 select id::text as id,
@@ -82,15 +88,23 @@ select id::text as id,
   from ended
 
 -- :name result
--- What a run ended with.
-select h.result from history h where h.tenant_id = $1 and h.run_id = $2 and h.final
+-- What a run ended with, and of how many bytes; not if these are more than $3.
+select case when e.size <= $3 then e.result end as result, e.size
+  from history h
+ cross join lateral (
+        select
+-- :include ended_with
+        as result) r
+ cross join lateral (select r.result, coalesce(octet_length(r.result), 0) as size) e
+ where h.tenant_id = $1 and h.run_id = $2 and h.final
 
 -- :name mapped
--- It waits for so many runs of its own now.
+-- It waits for so many runs of its own now. Answered is what these have their concurrency keys by.
 update runs r
    set map = '{}', pending_parents = $3
  where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
-returning statement_timestamp()
+returning statement_timestamp() as now,
+          (select j.key_template from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) as key_template
 
 -- :name hold
 -- Alone with a tenant's graph, until the end of the transaction.

@@ -54,7 +54,7 @@ ended as (
     delete from runs r
      using locked l
      where l.state in ('staged', 'ready', 'waiting') and l.mapped is not true and r.ctid = l.place
-    returning r.*, 'cancelled' as final_state, 'cancelled' as reason
+    returning r.*, 'cancelled' as final_state, 'cancelled' as reason, null::text as error
 ),
 -- :include record_ended
 select id::text as id, 'cancelled' as state, null::text as worker_id, fence, limited, overlap,

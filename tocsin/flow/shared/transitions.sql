@@ -142,14 +142,15 @@ unheld as (
 )
 
 -- :name record_ended
--- For `ended`: deleted rows of runs, with final_state and reason. They had no attempt of their own.
+-- For `ended`: deleted rows of runs, with final_state, reason and, if that is an error, its message. They had no attempt of
+-- their own.
 recorded as (
     insert into history (tenant_id, run_id, attempt, job_id, job_version, final, state, reason, fence, trigger,
                          priority, failures, losses, max_attempts, scheduled_for, ready_at, finished_at,
-                         args, tags, origin_run_id, logical_at, workflow_run_id)
+                         error_class, error, args, tags, origin_run_id, logical_at, workflow_run_id)
     select tenant_id, id, attempt + 1, job_id, job_version, true, final_state, reason, fence, trigger,
            priority, failures, losses, max_attempts, scheduled_for, ready_at, now(),
-           args, tags, origin_run_id, logical_at, workflow_run_id
+           case when error is not null then reason end, error, args, tags, origin_run_id, logical_at, workflow_run_id
       from ended
 ),
 filled as (
@@ -166,6 +167,15 @@ given_back as (
      where e.attempt = 0 and e.trigger = 'schedule'
 ),
 -- :include complete_jobs
+
+-- :name ended_with
+-- What a run that has ended (`h`) resulted in; of a node that was run once for each element, the list of what these did.
+                case when h.reason = 'mapped' then (
+                     select '[' || coalesce(string_agg(coalesce(m.result, 'null'), ',' order by m.run_id), '') || ']'
+                       from history m
+                      where m.tenant_id = h.tenant_id and m.workflow_run_id = h.workflow_run_id
+                        and m.job_id = h.job_id and m.origin_run_id = h.run_id and m.final)
+                     else h.result end
 
 -- :name family
 -- Of a run that has ended: what decides about those that wait for it, as one text, and null for nearly all.
@@ -191,7 +201,7 @@ ended as (
     delete from runs r
      using locked l
      where r.ctid = l.place
-    returning r.*, $3::text as final_state, $4::text as reason
+    returning r.*, $3::text as final_state, $4::text as reason, null::text as error
 ),
 -- :include record_ended
 select tenant_id, id::text as id, job_id::text as job_id, key_id::text as key_id, limited, overlap,
@@ -234,7 +244,7 @@ ended as (
      using locked l
      where l.state in ('staged', 'ready', 'waiting') and r.ctid = l.place
     returning r.*, case when $4::uuid is null then 'cancelled' else 'skipped' end as final_state,
-              case when $4::uuid is null then 'cancelled' else 'coalesced' end as reason
+              case when $4::uuid is null then 'cancelled' else 'coalesced' end as reason, null::text as error
 ),
 -- :include record_ended
 select id::text as id, 'cancelled' as state, null::text as worker_id, fence, limited, overlap, key_id::text as key_id,
