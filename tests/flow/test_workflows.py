@@ -13,7 +13,7 @@ from tests.cluster.cluster import until
 from tests.flow.kit import PROCESS, end_of
 from tests.flow.old import DAY, Old
 from tests.flow.stage import DIAMOND, WORKER, Says, Stage, nodes
-from tocsin.flow import parents, workflows
+from tocsin.flow import parents, workflow_runs, workflows
 from tocsin.flow.fill import Tables, fill
 from tocsin.flow.shared.transitions import Family, Key, NewRun
 from tocsin.flow.shared.transitions import stage as make_runs
@@ -525,6 +525,24 @@ async def test_one_that_cannot_begin_keeps_no_other_back(stage: Stage) -> None:
         await stage.turn()
     assert (await stage.get(well))["state"] == "succeeded"
     assert (await stage.scene.run(broken))["state"] == "running"
+
+
+async def test_those_in_a_state_are_found_behind_any_number_of_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow_runs, "_LOOKED_AT", 2)
+    await stage.make(nodes({"a": []}), overlap="allow")
+    ids = []
+    for outcome in ("failed", "succeeded", "succeeded", "succeeded", "failed", "succeeded"):
+        ids.append(await stage.ask())
+        await stage.play_all(lambda node, _, outcome=outcome: {"outcome": outcome})  # type: ignore[misc]
+    found, cursor, pages = [], "", 0
+    while cursor is not None:
+        listed = await stage.api.get(f"/v1/workflow-runs?state=dead&limit=1{cursor and f'&cursor={cursor}'}")
+        found += [run["id"] for run in listed["items"]]
+        cursor, pages = listed["next_cursor"], pages + 1
+    assert found == [ids[4], ids[0]]
+    assert pages <= 4, "each looks at two"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])

@@ -21,6 +21,7 @@ from tocsin.wire import decode_job_spec
 SQL = Sql(__file__, cold.SQL)
 _Row: TypeAlias = Row | Mapping[str, Any]
 _LONGEST = timedelta(days=8)  # a workflow run may take a week
+_LOOKED_AT = 1_000  # workflow runs for one page of those in a state
 _NOT_BEGUN: dict[str, Any] = dict.fromkeys(
     ("job_id", "run_id", "reason", "blocked_by", "started_at", "finished_at", "error_class", "error", "result")
 ) | {"state": "waiting", "attempt": 0}
@@ -133,13 +134,23 @@ def _is_element(row: Mapping[str, Any]) -> bool:
 # ── documents ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Listed(NamedTuple):
+    """Workflow runs, and after which one to go on if not all were looked at."""
+
+    items: list[dict[str, Any]]
+    rest: str | None
+
+
 async def list_(
     db: Database, who: Identity, workflow: str | None, state: str | None, before: str | None, limit: int
-) -> list[dict[str, Any]]:
-    """Newest first, without their graphs."""
+) -> Listed:
+    """Newest first, without their graphs. In what state one is says its last head: so many are looked at, at most."""
+    most = limit if state is None else max(limit, _LOOKED_AT)
     async with db.tenant(who.tenant_id, "workflow_runs") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, workflow, before, state, limit)
-    return [_summary(row, row, row["workflow_id"], row["name"], row["retries"]) for row in rows]
+        rows = await connection.fetch(SQL["list"], who.tenant_id, workflow, before, most)
+    found = [row for row in rows if state is None or row["state"] == state][:limit]
+    rest = rows[-1]["id"] if len(rows) == most and len(found) < limit else None
+    return Listed([_summary(row, row, row["workflow_id"], row["name"], row["retries"]) for row in found], rest)
 
 
 def _summary(first: _Row, last: _Row, workflow_id: str, name: str, retries: int) -> dict[str, Any]:

@@ -94,7 +94,7 @@ select origin_run_id, state, count(*)::int as runs, min(started_at) as started_a
 
 -- :name list
 -- Workflow runs, the newest first: their first heads, each with what became of its last one.
---   $1 tenant  $2 workflow  $3 before  $4 state  $5 limit
+--   $1 tenant  $2 workflow  $3 before  $4 limit
 with workflow as materialized (
     select j.id, j.name
       from jobs j
@@ -102,40 +102,44 @@ with workflow as materialized (
        and ($2::uuid is null or j.id = $2)
      order by j.id desc
      limit 1000
-)
-select f.*, f.id::text as id, f.job_id::text as workflow_id, l.state, l.reason, l.blocked_by, l.finished_at, l.error_class,
-       l.error, l.job_version, l.retries
-  from workflow w
- cross join lateral (
-        select f.*, w.name
-          from (
-                (select * from (
+),
+first as materialized (
+    select f.*
+      from workflow w
+     cross join lateral (
+            select f.id, f.job_id, w.name, f.trigger, f.scheduled_for, f.logical_at, f.started_at
+              from (
+                    (select * from (
 -- :include live_head
-                 where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null
-                   and ($3::uuid is null or r.id < $3)) live)
-                union all
-                (select * from (
+                     where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null
+                       and ($3::uuid is null or r.id < $3)) live)
+                    union all
+                    (select * from (
 -- :include ended_head
-                 where h.tenant_id = $1 and h.job_id = w.id and h.workflow_run_id is null and h.final
-                   and ($3::uuid is null or h.run_id < $3)) ended)) f
-         order by f.id desc
-         limit case when $4::text is null then $5 else 1000 end) f
+                     where h.tenant_id = $1 and h.job_id = w.id and h.workflow_run_id is null and h.final
+                       and ($3::uuid is null or h.run_id < $3)) ended)) f
+             order by f.id desc
+             limit $4) f
+     order by f.id desc
+     limit $4
+)
+select f.id::text as id, f.job_id::text as workflow_id, f.name, f.trigger, f.scheduled_for, f.logical_at, f.started_at,
+       l.state, l.reason, l.blocked_by, l.finished_at, l.error_class, l.error, l.job_version, l.retries
+  from first f
  cross join lateral (
         select o.*, (count(*) over () - 1)::int as retries
           from (
 -- :include live_head
-                 where r.tenant_id = $1 and r.job_id = w.id and (r.id = f.id or r.workflow_run_id = f.id)
+                 where r.tenant_id = $1 and r.job_id = f.job_id and (r.id = f.id or r.workflow_run_id = f.id)
                 union all
 -- :include ended_head
-                 where h.tenant_id = $1 and h.job_id = w.id and (h.run_id = f.id or h.workflow_run_id = f.id)
+                 where h.tenant_id = $1 and h.job_id = f.job_id and (h.run_id = f.id or h.workflow_run_id = f.id)
                    and h.final) o
          -- A second head, which was skipped because there was one, is none.
          where o.state <> 'skipped' or o.workflow_run_id is null
          order by o.finished_at is null desc, o.id desc
          limit 1) l
- where $4::text is null or l.state = $4
  order by f.id desc
- limit $5
 
 -- :name now
 select now()

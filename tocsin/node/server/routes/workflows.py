@@ -216,7 +216,9 @@ async def list_workflow_runs(call: Call) -> Reply:
     query = call.query("workflow", "state", "limit", "cursor")
     limit = limit_of(query)
     wanted = id_of(query, "workflow"), query.get("state"), cursor_of(query)
-    return answer(page(await workflow_runs.list_(call.node.db, call.who, *wanted, limit + 1), limit))
+    found = await workflow_runs.list_(call.node.db, call.who, *wanted, limit + 1)
+    shown = page(found.items, limit)
+    return answer(shown | {"next_cursor": shown["next_cursor"] or found.rest})
 
 
 @route("GET", "/v1/workflow-runs/{id}", "runs.read")
