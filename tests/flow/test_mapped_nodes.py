@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cluster.cluster import until
@@ -86,6 +87,30 @@ async def test_a_key_made_of_arguments_is_that_of_each_element(stage: Stage) -> 
         await stage.end(row)
     assert (await stage.play(run_id))["state"] == "succeeded"
     assert stage.started.count("each") == 3
+
+
+@pytest.mark.parametrize(("size", "shown"), [(10, True), (5000, False)])
+async def test_a_result_is_shown_or_it_is_told_how_large_it_is(stage: Stage, size: int, shown: bool) -> None:
+    jobs = nodes({"list": [], "each": ["list"], "one": [], "none": ["list"]})
+    jobs["each"]["map"], jobs["none"]["map"] = {"over": "list"}, {"over": "list.none"}
+    await stage.make(jobs)
+    results = {"one": "ü" * size, "each": {"of": "x" * size}}
+    says = {name: {"result": result} for name, result in results.items()} | {"list": {"result": [1, 2]}}
+    run_id = await stage.ask()
+    await stage.play(run_id, lambda name, _: says[name])
+    found = {each["name"]: each for each in (await stage.get(run_id))["nodes"]}
+    wanted = {"one": results["one"], "each": [results["each"]] * 2, "list": [1, 2]}
+    for name, result in wanted.items():
+        assert found[name]["result_bytes"] == len(msgspec.json.encode(result))
+        assert found[name]["result"] == (result if shown or name == "list" else None)
+    assert (found["none"]["result"], found["none"]["result_bytes"]) == (None, None)
+    assert (await stage.scene.run(found["one"]["run_id"]))["result"] == results["one"]
+
+
+async def test_a_mapped_node_without_elements_results_in_an_empty_list(stage: Stage) -> None:
+    run_id = await mapped(stage, [])
+    each = await node(stage, run_id, "each")
+    assert (each["state"], each["result"], each["result_bytes"]) == ("succeeded", [], 2)
 
 
 # ── stopped ──────────────────────────────────────────────────────────────────────────────────────────────────────

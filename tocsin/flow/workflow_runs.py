@@ -21,10 +21,11 @@ from tocsin.wire import decode_job_spec
 SQL = Sql(__file__, cold.SQL)
 _Row: TypeAlias = Row | Mapping[str, Any]
 _LONGEST = timedelta(days=8)  # a workflow run may take a week
+_SHOWN = 4_096  # bytes of a node's result
 _LOOKED_AT = 1_000  # workflow runs for one page of those in a state
 _NOT_BEGUN: dict[str, Any] = dict.fromkeys(
-    ("job_id", "run_id", "reason", "blocked_by", "started_at", "finished_at", "error_class", "error", "result")
-) | {"state": "waiting", "attempt": 0}
+    ("job_id", "run_id", "reason", "blocked_by", "started_at", "finished_at", "error_class", "error")
+) | {"state": "waiting", "attempt": 0, "result": None, "result_bytes": None}
 
 
 async def get(db: Database, who: Identity, run_id: str, parquet: Parquet | None = None) -> dict[str, Any]:
@@ -47,7 +48,7 @@ async def get(db: Database, who: Identity, run_id: str, parquet: Parquet | None 
     first, last = heads[0], heads[-1]
     graph = workflow_of(decode_job_spec(text)).graph
     mapped: dict[str, list[Mapping[str, Any]]] = {}
-    for row in [*elements, *_elements(archived)]:
+    for row in [*_elements(archived), *elements]:
         mapped.setdefault(row["origin_run_id"], []).append(row)
     layers = graph.layers
     drawn = [_node(name, layers[name], nodes.get(name, _NOT_BEGUN), mapped) for name in graph.order]
@@ -118,13 +119,24 @@ def _nodes(archived: Iterable[dict[str, Any]], names: Mapping[str, Row]) -> dict
     for row in sorted(archived, key=lambda row: str(row["id"])):
         job = names.get(row["job_id"])
         if job is not None and job["node"] is not None and not _is_element(row):
-            found[job["node"]] = row | {"run_id": row["id"]}
+            size = _size(row["result"])
+            shown_ = row["result"] if size is not None and size <= _SHOWN else None
+            found[job["node"]] = row | {"run_id": row["id"], "result": shown_, "result_bytes": size}
     return found
 
 
 def _elements(archived: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each as if it were counted."""
-    return [row | {"runs": 1} for row in archived if _is_element(row)]
+    """Each as if it were counted, in their order."""
+    of_nodes = sorted((row for row in archived if _is_element(row)), key=lambda row: str(row["id"]))
+    results = [row["result"] if row["result"] is not None else "null" for row in of_nodes]
+    return [
+        row | {"runs": 1, "results": result, "bytes": len(result.encode()) + 1}
+        for row, result in zip(of_nodes, results, strict=True)
+    ]
+
+
+def _size(result: str | None) -> int | None:
+    return None if result is None else len(result.encode())
 
 
 def _is_element(row: Mapping[str, Any]) -> bool:
@@ -182,6 +194,7 @@ def _node(name: str, layer: int, run: _Row, mapped: Mapping[str, Sequence[_Row]]
         # Its own run only waits for them.
         started_at = min((row["started_at"] for row in elements if row["started_at"] is not None), default=None)
         state = _state_by(elements) or state if finished_at is None else state
+    result, size = _listed(elements) if run["reason"] == "mapped" else (run["result"], run["result_bytes"])
     return {
         "name": name,
         "layer": layer,
@@ -195,9 +208,16 @@ def _node(name: str, layer: int, run: _Row, mapped: Mapping[str, Sequence[_Row]]
         "finished_at": instant(finished_at),
         "duration_ms": milliseconds(started_at, finished_at),
         "error": error_of(run),
-        "result": raw(run["result"]),
+        "result": raw(result),
+        "result_bytes": size,
         "elements": _counted(elements) or None,
     }
+
+
+def _listed(elements: Sequence[_Row]) -> tuple[str | None, int]:
+    """What the runs of a mapped node resulted in, as one list, and of how many bytes; no list if it is large."""
+    size = max(2, 1 + sum(row["bytes"] for row in elements))
+    return f"[{','.join(row['results'] for row in elements)}]" if size <= _SHOWN else None, size
 
 
 def _state_by(elements: Sequence[_Row]) -> str | None:

@@ -60,16 +60,16 @@ union all
 -- :name node_runs
 -- All runs of a workflow run's nodes.
 select j.node, j.id::text as job_id, f.id::text as run_id, f.state, f.reason, f.blocked_by, f.attempt, f.started_at,
-       f.finished_at, f.error_class, f.error, f.result, f.origin_run_id::text as origin_run_id, f.is_element
+       f.finished_at, f.error_class, f.error, f.result, f.result_bytes, f.origin_run_id::text as origin_run_id, f.is_element
   from (select r.id, r.job_id, r.state, null::text as reason, r.blocked_by, r.attempt,
                case when r.state in ('running', 'stopping') then greatest(r.claimed_at, r.ready_at) end as started_at,
                null::timestamptz as finished_at, null::text as error_class, null::text as error, null::text as result,
-               r.origin_run_id, r.origin_run_id is not null and r.trigger = 'dependency' as is_element
+               null::int as result_bytes, r.origin_run_id, r.origin_run_id is not null and r.trigger = 'dependency' as is_element
           from runs r
          where r.tenant_id = $1 and r.workflow_run_id = $2 and r.job_id <> $3
         union all
         select h.run_id, h.job_id, h.state, h.reason, null, h.attempt, h.started_at, h.finished_at, h.error_class,
-               h.error, case when length(h.result) <= 4096 then h.result end, h.origin_run_id,
+               h.error, case when octet_length(h.result) <= 4096 then h.result end, octet_length(h.result), h.origin_run_id,
                h.origin_run_id is not null and h.trigger = 'dependency'
           from history h
          where h.tenant_id = $1 and h.workflow_run_id = $2 and h.job_id <> $3 and h.final) f
@@ -83,13 +83,21 @@ with every as materialized (
 select distinct on (node) * from every order by node, run_id desc
 
 -- :name elements
--- How many runs of mapped nodes are in which state, and from when to when they ran.
+-- How many runs of mapped nodes are in which state, from when to when they ran, and what they resulted in: how many bytes,
+-- with a comma behind each, and the first 4 KiB of it.
 with every as materialized (
 -- :include node_runs
  cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = f.job_id limit 1) j
- where f.is_element)
-select origin_run_id, state, count(*)::int as runs, min(started_at) as started_at, max(finished_at) as finished_at
-  from every
+ where f.is_element),
+measured as (
+    select *, coalesce(result_bytes, 4) + 1 as bytes,
+           sum(coalesce(result_bytes, 4) + 1) over (partition by origin_run_id order by run_id) as so_far
+      from every
+)
+select origin_run_id, state, count(*)::int as runs, min(started_at) as started_at, max(finished_at) as finished_at,
+       sum(bytes)::bigint as bytes,
+       string_agg(coalesce(result, 'null'), ',' order by run_id) filter (where so_far < 4096) as results
+  from measured
  group by origin_run_id, state
 
 -- :name list

@@ -52,7 +52,8 @@ class WorkflowRunSummary(Reply):
 
 class WorkflowNode(Reply):
     """A job of a workflow run, by its last run there. `layer`: how many jobs stand before it on the longest way;
-    `elements`: of a mapped one, how many of its runs are in which state; a `result` above 4 KB is that of the run."""
+    `elements`: of a mapped one, how many of its runs are in which state, and its `result` is the list of theirs. One of
+    more than 4,096 bytes (`result_bytes`) is told with the run, of a mapped one with each, and null here."""
 
     name: str
     layer: int
@@ -67,6 +68,7 @@ class WorkflowNode(Reply):
     duration_ms: float | None
     error: RunError | None
     result: Any
+    result_bytes: int | None
     elements: dict[str, int] | None
 
 
