@@ -210,6 +210,67 @@ async def test_two_servers_that_end_two_parents_at_once_make_one_child(graph: Gr
     assert await graph.ends("c") == [DONE] * 5
 
 
+async def test_one_that_was_cancelled_while_it_waited_does_not_come_back(graph: Graph, scene: Scene) -> None:
+    for name in "abd":
+        await graph.add(name)
+    await graph.add("c", "a", "b", "d")
+    await graph.add("e", "c")
+    await graph.occur("a", "b", "d")
+    await graph.end(a="succeeded")
+    waiting = await scene.value("select id::text from runs where job_id = $1", graph.jobs["c"]["id"])
+    await scene.api.post(f"/v1/runs/{waiting}/cancel")
+    for name in "bd":
+        await sweep.forget_joins(scene.db, None)
+        assert await graph.end(**{name: "succeeded"}) == []
+        await graph.sweep()
+        assert await graph.ends("c") == [("cancelled", "cancelled")]
+    assert await graph.live() == {}
+    assert await graph.ends("e") == [SKIPPED]
+    # Of the next instant it is as ever, and of this one nobody has to know any more.
+    assert await scene.value("select count(*) from ended_joins") == 1
+    assert await sweep.forget_joins(scene.db, None) is None
+    assert await scene.value("select count(*) from ended_joins") == 0
+    await graph.occur("a", "b", "d")
+    await graph.end(a="succeeded", b="succeeded", d="succeeded")
+    assert await graph.live() == {"c": ["ready"]}
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+async def test_a_cancel_and_an_end_at_once_leave_nothing_to_run(
+    graph: Graph, scene: Scene, cancelled_first: bool
+) -> None:
+    """The one commits while the other waits for it."""
+    waiting, first, last = await _joining(graph)
+    told = [
+        lambda: scene.api.post(f"/v1/runs/{waiting}/cancel"),
+        lambda: scene.end(graph.worker, end_of(first)),
+    ]
+    async with scene.sql.transaction():
+        await scene.sql.fetch("select from runs where id = $1 for update", waiting)
+        calls = []
+        for call in told if cancelled_first else reversed(told):
+            calls.append(asyncio.create_task(call()))
+            while await scene.value("select count(distinct pid) from pg_locks where not granted") < len(calls):
+                await asyncio.sleep(0)
+    await asyncio.gather(*calls)
+    await scene.end(graph.worker, end_of(last))
+    await graph.sweep()
+    assert await graph.live() == {}
+    assert await graph.ends("c") == [("cancelled", "cancelled")]
+
+
+async def _joining(graph: Graph) -> tuple[str, Any, Any]:
+    """A run that waits for two that are held, the third has ended: its id, and theirs."""
+    for name in "abd":
+        await graph.add(name)
+    await graph.add("c", "a", "b", "d")
+    await graph.occur("a", "b", "d")
+    await graph.end(a="succeeded")
+    held = await graph.scene.rows("select id::text, attempt, fence from runs where worker_id is not null order by id")
+    first, last = (tuple(row) for row in held)
+    return await graph.scene.value("select id::text from runs where state = 'waiting'"), first, last
+
+
 # ── by hand ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -81,6 +81,7 @@ FRAGMENTS = {
     "open_share",
     "start",
     "parked",
+    "coming",
     "beyond",
     "family",
     "part",

@@ -76,6 +76,10 @@ class House:
             *(self.id, first["id"], second["id"]),
         )
         await self.scene.sql.execute("insert into unclaimed (tenant_id, job_id) values ($1, $2)", self.id, first["id"])
+        await self.scene.sql.execute(
+            "insert into ended_joins (tenant_id, job_id, join_key, run_id) values ($1, $2, $2, $2)",
+            *(self.id, first["id"]),
+        )
         past = {"from": "2020-01-01T00:00:00Z", "to": "2022-01-01T00:00:00Z", "args": {"say": self.word}}
         filled = await self.post(f"/v1/jobs/{first['id']}/backfill", past)
         await self.scene.sql.execute(

@@ -13,7 +13,7 @@ from tocsin.errors import NotFound
 from tocsin.flow.shared import audit, calendars, noderuns, nodes, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import on_its_own, opened, seen
-from tocsin.flow.shared.joins import settle, share_graph
+from tocsin.flow.shared.joins import hold_chain, settle, share_graph
 from tocsin.flow.shared.noderuns import Part
 from tocsin.flow.shared.transitions import (
     NOTHING,
@@ -167,6 +167,7 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
             await connection.fetchrow(SQL["lock_job"], *job)
             limits = gates(job, run["key_id"])
             await lock_limits(connection, limits)
+            await hold_chain(connection, Key(who.tenant_id, run_id))
             if run["maps"]:
                 rows = await noderuns.stop(connection, Part(who.tenant_id, run["workflow_run_id"], only=run_id), reason)
             else:

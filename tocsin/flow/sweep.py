@@ -122,6 +122,11 @@ async def release_joining(db: Database, after: str | None) -> Looked:
         return Looked((await release_stranded(connection, stranded)).hints, rest)
 
 
+async def forget_joins(db: Database, after: str | None) -> str | None:
+    """Forget runs that ended while they waited for others, of which none can make them anew any more; where to look on."""
+    return await db.fetchval("engine", SQL["forget_joins"], after or _FIRST, _JOINING)  # type: ignore[no-any-return]
+
+
 async def _end(connection: Connection, rows: list[Row], state: str, reason: str) -> list[Hint]:
     await lock_jobs(connection, [Key(r["tenant_id"], r["job_id"]) for r in rows if r["once"]])
     ended = await end_unheld(connection, [Key(r["tenant_id"], r["id"]) for r in rows], state, reason)

@@ -103,16 +103,10 @@ update runs r
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
--- :name joining
--- Runs that wait for runs of other jobs, in their order from $1 on; `stranded`: nobody can still come. No job that it
--- follows from has a live run in its chain, the run by hand that began it has ended, and no schedule still owes the
--- instant. An occurrence that a pause holds back is not run when its job is resumed, unless that is a one-time job.
-select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.logical_at, r.join_key::text as join_key,
-       r.pending_parents, coalesce(r.parents::text[], '{}') as parents, n.coming is null as stranded
-  from (select * from runs r
-         where r.state = 'waiting' and r.blocked_by = 'parent' and r.join_key is not null and r.id > $1
-         order by r.id
-         limit $2) r
+-- :name coming
+-- For `r`, that belongs to a chain: whether somebody can still come. A job that it follows from has a live run in its chain,
+-- the run by hand that began it has not ended, or a schedule still owes the instant. An occurrence that a pause holds back
+-- is not run when its job is resumed, unless that is a one-time job.
   left join lateral (
         with recursive up(id) as (
             select d.parent_id from dependencies d
@@ -145,3 +139,32 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.logical_at, r.
                   limit 1)
                 limit 1) c
          limit 1) n on true
+
+-- :name joining
+-- Runs that wait for runs of other jobs, in their order from $1 on; `stranded`: nobody can still come.
+select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.logical_at, r.join_key::text as join_key,
+       r.pending_parents, coalesce(r.parents::text[], '{}') as parents, n.coming is null as stranded
+  from (select * from runs r
+         where r.state = 'waiting' and r.blocked_by = 'parent' and r.join_key is not null and r.id > $1
+         order by r.id
+         limit $2) r
+-- :include coming
+
+-- :name forget_joins
+-- Runs that ended while they waited for others of which none can still come are forgotten; $2 of them are looked at, in
+-- their order from $1 on. The last of these is answered if there may be more.
+with seen as materialized (
+    select * from ended_joins e where e.run_id > $1 order by e.run_id limit $2
+),
+over as materialized (
+    select r.tenant_id, r.job_id, r.join_key
+      from seen r
+-- :include coming
+     where n.coming is null
+),
+gone as (
+    delete from ended_joins e
+     using over o
+     where e.tenant_id = o.tenant_id and e.job_id = o.job_id and e.join_key = o.join_key
+)
+select run_id::text from seen order by run_id offset $2 - 1

@@ -64,7 +64,9 @@ class Sweeper(Loop):
         self._tell = tell
         self._served_lanes = served_lanes
         self._late = Pace()
-        self._joining: str | None = None  # where to look on among what waits for other runs
+        # Where to look on among what waits for other runs, and among what ended while it did.
+        self._joining: str | None = None
+        self._joined: str | None = None
 
     async def run_once(self) -> float:
         woken = await sweep.expire(self._db)
@@ -75,6 +77,7 @@ class Sweeper(Loop):
         woken += await sweep.release_waiting(self._db)
         joining = await sweep.release_joining(self._db, self._joining)
         woken, self._joining = woken + joining.hints, joining.after
+        self._joined = await sweep.forget_joins(self._db, self._joined)
         replaced = await sweep.replace_earlier(self._db)
         if woken or replaced.hints or replaced.stops:
             self._tell([*woken, *replaced.hints], replaced.stops)

@@ -216,6 +216,21 @@ async def share_graph(connection: Connection, tenant_id: int) -> None:
     await connection.execute(SQL["share_one"], tenant_id)
 
 
+async def hold_chain(connection: Connection, run: Key) -> None:
+    """Be alone with the chain that a run waits in. Whoever cancels it takes this before the run, as those do who end
+    others of the chain."""
+    await connection.execute(SQL["hold_chain"], *run)
+
+
+async def _share(connection: Connection, tenants: Iterable[int], chains: Iterable[str]) -> None:
+    """Let the graphs of these tenants be as they are, and be alone with these chains: runs of it are made and decided
+    about by one after the other, in whatever order its jobs come.
+
+    A statement of its own: what is read after it is what the last one left. Where it comes after locks of jobs that a
+    change of the graph wants, PostgreSQL notices the circle, and whoever it stops tries again."""
+    await connection.execute(SQL["share"], sorted(set(tenants)), list(chains))
+
+
 class _Chain(NamedTuple):
     """Which runs of different jobs belong together, and the job whose run by hand began it (None: a schedule did)."""
 
@@ -251,12 +266,12 @@ class _Edge(NamedTuple):
 
 async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
     """What the runs of jobs that depend on these are told; those that there are not yet are made, waiting."""
-    # A statement of its own: what is read after it is what the last change of the graph left. Where it comes after
-    # locks of jobs that such a change wants, PostgreSQL notices the circle, and whoever it stops tries again.
-    await connection.execute(SQL["share"], sorted({ended.tenant_id for ended in wave}))
     chains = [_chain(ended) for ended in wave]
-    asked = [(ended.tenant_id, ended.job_id, chain.root) for ended, chain in zip(wave, chains, strict=True)]
-    rows = await connection.fetch(SQL["dependents"], *columns(asked, 3))
+    # Nobody else is in a chain yet that one of these begins.
+    others = {chain.key for ended, chain in zip(wave, chains, strict=True) if chain.key != ended.id}
+    await _share(connection, (ended.tenant_id for ended in wave), others)
+    asked = [(ended.tenant_id, ended.job_id, chain.root, chain.key) for ended, chain in zip(wave, chains, strict=True)]
+    rows = await connection.fetch(SQL["dependents"], *columns(asked, 4))
     if not rows:
         return {}
     edges = [_Edge(r["child_id"], r["wants"], r["parents"], wave[r["n"] - 1], chains[r["n"] - 1]) for r in rows]
@@ -356,7 +371,7 @@ async def parents_at(connection: Connection, job: Key, instant: datetime) -> str
 async def release_stranded(connection: Connection, rows: Sequence[Row]) -> Settled:
     """Decide about runs that wait for parents of which none comes any more: those count as they ended for that instant,
     and as skipped if there never was a run."""
-    await connection.execute(SQL["share"], sorted({row["tenant_id"] for row in rows}))
+    await _share(connection, (row["tenant_id"] for row in rows), (row["join_key"] for row in rows))
     known = sorted((row["tenant_id"], row["id"], row["pending_parents"]) for row in rows)
     locked = {row["id"] for row in await connection.fetch(SQL["lock_stranded"], *columns(known, 3))}
     left = {

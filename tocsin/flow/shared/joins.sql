@@ -115,10 +115,22 @@ select pg_advisory_xact_lock(hashtextextended('tocsin.graph:' || $1::int, 0))
 select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || $1::int, 0))
 
 -- :name share
--- The same of several, which come in order. Whoever ended the runs may be kept to some jobs; those that wait for them need
--- not be among these, and from here on are seen.
+-- The same of several, which come in order; and alone with chains, until the end of the transaction. Whoever ended the runs
+-- may be kept to some jobs; those that wait for them need not be among these, and from here on are seen.
+-- Chains share so many locks that a batch of any size finds room for its own in PostgreSQL's table of them.
+--   $1 tenants  $2 keys of the chains
 select pg_advisory_xact_lock_shared(hashtextextended('tocsin.graph:' || t.id, 0)), set_config('tocsin.scope', '', true)
   from unnest($1::int[]) as t(id)
+union all
+select pg_advisory_xact_lock(hashtext('tocsin.chains'), c.lock), ''
+  from (select distinct hashtext(k.join_key::text) & 511 as lock from unnest($2::uuid[]) as k(join_key) order by 1) c
+
+-- :name hold_chain
+-- Alone with the chain that a run waits in, if it does.
+select pg_advisory_xact_lock(hashtext('tocsin.chains'), hashtext(r.join_key::text) & 511)
+  from runs r
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+   and r.state = 'waiting' and r.pending_parents > 0 and r.join_key is not null
 
 -- :name as_mapped
 -- The runs of a mapped node are of the version that the node's own run is of, and go where that says.
@@ -134,17 +146,20 @@ returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order
 
 -- :name dependents
 -- The jobs that depend on these; `whole`: all that each waits for is reached by what reached this one, for it began with
--- an instant that all have, or by hand with the job that all follow from.
---   $1 tenants  $2 jobs  $3 the job whose run by hand began it
+-- an instant that all have, or by hand with the job that all follow from. One whose run in the chain ended while it
+-- waited, because it was cancelled, gets no other.
+--   $1 tenants  $2 jobs  $3 the job whose run by hand began it  $4 keys of the chains
 select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statement_timestamp() as now,
        d.parents = 1 or e.chain is null or coalesce(d.root_id = e.chain, false) as whole
-  from unnest($1::int[], $2::uuid[], $3::uuid[]) with ordinality as e(tenant_id, job_id, chain, n)
+  from unnest($1::int[], $2::uuid[], $3::uuid[], $4::uuid[]) with ordinality as e(tenant_id, job_id, chain, join_key, n)
  cross join lateral (
         select * from dependencies d
          where (d.parent_id, d.tenant_id) between (e.job_id, e.tenant_id) and (e.job_id, e.tenant_id) offset 0) d
  cross join lateral (
         select from jobs c
          where c.tenant_id = e.tenant_id and c.id = d.child_id and c.state in ('active', 'paused') limit 1) c
+ where not exists (select from ended_joins o
+                    where o.tenant_id = e.tenant_id and o.job_id = d.child_id and o.join_key = e.join_key)
 
 -- :name joined
 select k.n::int as n, r.tenant_id, r.id::text as id

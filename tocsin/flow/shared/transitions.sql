@@ -157,6 +157,14 @@ filled as (
     insert into backfill_ends (tenant_id, backfill_id, run_id, logical_at, state)
     select tenant_id, backfill_id, id, logical_at, final_state from ended where backfill_id is not null
 ),
+unjoined as (
+    -- Parents of it that are still to end must not make it anew.
+    insert into ended_joins (tenant_id, job_id, join_key, run_id, chain, logical_at)
+    select tenant_id, job_id, join_key, id, chain, logical_at
+      from ended
+     where state = 'waiting' and join_key is not null and pending_parents > 0
+        on conflict do nothing
+),
 given_back as (
     -- An occurrence that was never claimed is not one of its schedule's `max_runs`.
     insert into unclaimed (tenant_id, job_id)
