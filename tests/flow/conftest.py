@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -16,8 +17,8 @@ from tests.conftest import Api, Cluster
 from tests.flow.kit import Scene
 from tests.flow.old import DAY, Old
 from tests.flow.stage import Stage
-from tocsin.flow import partitions
-from tocsin.store.db import Database
+from tocsin.flow import partitions, report
+from tocsin.store.db import Database, is_contention
 from tocsin.store.parquet import Parquet
 
 _WASH = """
@@ -104,3 +105,21 @@ async def old(scene: Scene, tmp_path: Path) -> AsyncIterator[Old]:
 @pytest.fixture
 def stage(scene: Scene) -> Stage:
     return Stage(scene)
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Why reports had to be tried again."""
+    found: list[BaseException] = []
+    once = report._report_once
+
+    async def listening(*args: Any) -> report.Reported:
+        try:
+            return await once(*args)
+        except Exception as error:
+            if is_contention(error):
+                found.append(error)
+            raise
+
+    monkeypatch.setattr(report, "_report_once", listening)
+    return found

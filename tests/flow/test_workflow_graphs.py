@@ -1,7 +1,8 @@
 """Random workflows against a reference: whatever fails, is cancelled or loses its worker, every node ends as it must,
 and none starts before the runs have ended that it waits for.
 
-What did not succeed is run again now and then, while the rest goes on or when all of it has ended.
+What did not succeed is run again now and then, while the rest goes on or when all of it has ended; and some that wait
+are cancelled. Two servers are told the ends at once, and never wait for each other in a circle.
 
 Many workflows are played at once on one database, as a fleet would. The ledger is that of the jobs: what was handed out
 when, and what was told to have ended.
@@ -9,15 +10,21 @@ when, and what was told to have ended.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.flow.kit import PROCESS, Scene, end_of
+from tests.flow.stage import WORKER, Stage, nodes
 from tests.model import reference_workflow as reference
+from tocsin.flow import report
+from tocsin.flow.report import Ending
 from tocsin.node.reaper import Reaper
+from tocsin.store.db import Database
 
 # `make test` plays some of them, `make graphs` as many as are wanted. A round that fails says its number: the seed.
 ROUNDS, AT_ONCE = max(1, int(os.environ.get("GRAPHS", "240")) // 20), 20
@@ -43,6 +50,7 @@ class Played:
         self.retries = rng.choice((0, 0, 1, 3))
         # When something was run again: how the others had ended, or were to end because they were on their way.
         self.known: dict[str, reference.End] = {}
+        self.withdrawn: set[str] = set()  # cancelled while they waited
         self.started: set[str] = set()
         self.ended: set[str] = set()
         self.cancelled = False
@@ -68,8 +76,9 @@ class Played:
 class Fleet:
     """Workers that take what there is, end it as it must end, and die now and then."""
 
-    def __init__(self, scene: Scene, played: list[Played], rng: random.Random) -> None:
+    def __init__(self, scene: Scene, other: Database, played: list[Played], rng: random.Random) -> None:
         self.scene, self.rng = scene, rng
+        self.servers = scene.db, other
         self.played = played
         self.by_job: dict[str, tuple[Played, str]] = {}
         self.reaper = Reaper(scene.db, scene.node.specs, lambda hints: None)
@@ -94,6 +103,8 @@ class Fleet:
             elif rows:
                 await self.work(name, rows)
             await self.maybe_cancel()
+            if self.rng.random() < 0.3:
+                await self.withdraw()
             if self.rng.random() < 0.2:
                 await self.try_again()
 
@@ -125,8 +136,29 @@ class Fleet:
                 await self.scene.api.post(f"/v1/runs/{row['id']}/cancel")
             outcome = {"succeeded": "succeeded", "dead": "failed", "cancelled": "cancelled"}[state]
             ends.append((one, node, end_of(row, outcome, error="bad" if outcome == "failed" else None)))
-        await self.scene.end(worker, *(end for _, _, end in ends))
+        told = [Ending(worker, end) for _, _, end in ends]
+        half = self.rng.randint(0, len(told))
+        await asyncio.gather(
+            *(
+                report.report(db, self.scene.node.specs, part, self.rng)
+                for db, part in zip(self.servers, (told[:half], told[half:]), strict=True)
+                if part
+            )
+        )
         for one, node, _ in ends:
+            one.ended.add(node)
+
+    async def withdraw(self) -> None:
+        """Cancel a run that waits for others."""
+        waiting = await self.scene.rows(
+            "select id::text, job_id::text from runs where blocked_by = 'parent' order by id"
+        )
+        found = [(row["id"], *self.by_job[row["job_id"]]) for row in waiting]
+        if found := [each for each in found if not each[1].cancelled]:
+            run_id, one, node = self.rng.choice(found)
+            assert (await self.scene.api.post(f"/v1/runs/{run_id}/cancel"))["state"] == "cancelled"
+            one.known[node] = ("cancelled", None)
+            one.withdrawn.add(node)
             one.ended.add(node)
 
     def skipped(self, one: Played) -> set[str]:
@@ -149,6 +181,8 @@ class Fleet:
         run = await self.scene.api.get(f"/v1/workflow-runs/{one.run_id}")
         found = {each["name"]: each for each in run["nodes"]}
         failed = [name for name, each in found.items() if each["state"] in ("dead", "cancelled")]
+        # What was cancelled while it waited may have parents that are themselves to be tried again.
+        failed = [name for name in failed if name not in one.withdrawn]
         if not failed or run["state"] not in ("running", "dead"):
             return False
         node = self.rng.choice(failed)
@@ -191,9 +225,52 @@ def _told(end: reference.End) -> reference.End:
     return end if end[0] == "skipped" else (end[0], None)
 
 
+@pytest.fixture
+async def other(scene: Scene) -> AsyncIterator[Database]:
+    db = Database(scene.db.url, size=2)
+    await db.open()
+    yield db
+    await db.close()
+
+
 @pytest.mark.parametrize("number", range(ROUNDS))
-async def test_every_node_ends_as_it_must(scene: Scene, number: int) -> None:
+async def test_every_node_ends_as_it_must(
+    scene: Scene, other: Database, stopped: list[BaseException], number: int
+) -> None:
     rng = random.Random(number)
-    fleet = Fleet(scene, [Played(rng, i) for i in range(AT_ONCE)], rng)
+    fleet = Fleet(scene, other, [Played(rng, i) for i in range(AT_ONCE)], rng)
     await fleet.play()
     await fleet.judge()
+    assert not stopped
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"fails": [], "other": [], "near": ["fails"], "below": ["near", "other"]},
+        {"fails": [], "other": [], "near": ["fails"], "below": ["near", "other"], "far": ["fails", "other"]},
+    ],
+    ids=["the head is told by both", "what is below comes before what is beside it"],
+)
+async def test_who_goes_further_down_never_waits_in_a_circle(
+    stage: Stage, other: Database, stopped: list[BaseException], shape: dict[str, list[str]]
+) -> None:
+    """One server ends what dooms others, and goes down by it; the other ends what feeds the same runs."""
+    pairs = 15
+    order = [(name, i) for name in shape for i in range(pairs)]
+    await stage.make(nodes({f"{name}{i}": [f"{parent}{i}" for parent in shape[name]] for name, i in order}))
+    run_id = await stage.ask()
+    await stage.turn()
+    rows = await stage.claim()
+    for i in range(pairs):
+        ends = end_of(rows[f"fails{i}"], "failed", error="bad"), end_of(rows[f"other{i}"])
+        servers = stage.scene.db, other
+        await asyncio.gather(
+            *(
+                report.report(db, stage.scene.node.specs, [Ending(WORKER, end)], stage.scene.rng)
+                for db, end in zip(servers, ends, strict=True)
+            )
+        )
+    await stage.turn()
+    assert not stopped
+    assert (await stage.get(run_id))["state"] == "dead"

@@ -17,7 +17,7 @@ from tocsin.flow.shared import audit, calendars, cold
 from tocsin.flow.shared.documents import instant, raw
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run, on_its_own, opened
-from tocsin.flow.shared.joins import settle
+from tocsin.flow.shared.joins import settle, share_graph
 from tocsin.flow.shared.transitions import (
     NOTHING,
     Controlled,
@@ -263,6 +263,7 @@ async def cancel(
         if found is None:
             raise _unknown()
         job, done = Key(who.tenant_id, found), NOTHING
+        await share_graph(connection, who.tenant_id)
         await lock_jobs(connection, [job])
         if (await _locked(connection, who, id_))["state"] in ("running", "paused"):
             await connection.execute(SQL["set_state"], who.tenant_id, id_, "cancelled")

@@ -120,12 +120,12 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
 
 async def _skip(db: Database, rows: Sequence[Row]) -> list[Hint]:
     """ready | staged → skipped, of runs for which others wait: what becomes of those is decided with it."""
-    woken: list[Hint] = []
+    ended: list[Row] = []
     async with db.transaction("claim_skip", "vital") as connection:
         for verdict in _SKIPPED:
             keys = sorted(Key(row["tenant_id"], row["id"]) for row in rows if row["verdict"] == verdict)
-            woken += (await settle(connection, await end_unheld(connection, keys, "skipped", verdict))).hints
-    return woken
+            ended += await end_unheld(connection, keys, "skipped", verdict)
+        return (await settle(connection, ended)).hints
 
 
 def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
-from tocsin.flow.shared.joins import release_stranded, settle
+from tocsin.flow.shared.joins import release_stranded, settle, share_graph
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -89,6 +89,7 @@ async def replace_earlier(db: Database) -> Replaced:
     for row in await db.fetch("engine", SQL["replacing"]):
         job = Key(row["tenant_id"], row["job_id"])
         async with db.transaction("sweep") as connection:
+            await share_graph(connection, job.tenant_id)
             await lock_jobs(connection, [job])
             limits = [Key(job.tenant_id, key) for key in row["keys"]]
             await lock_limits(connection, [job, *limits])
@@ -123,7 +124,7 @@ async def release_joining(db: Database, after: str | None) -> Looked:
 
 
 async def forget_joins(db: Database, after: str | None) -> str | None:
-    """Forget runs that ended while they waited for others, of which none can make them anew any more; where to look on."""
+    """Forget runs that ended while they waited for others of which none can still come; where to look on."""
     return await db.fetchval("engine", SQL["forget_joins"], after or _FIRST, _JOINING)  # type: ignore[no-any-return]
 
 

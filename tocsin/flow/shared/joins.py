@@ -88,7 +88,7 @@ class _Told(NamedTuple):
 async def settle(connection: Connection, rows: Iterable[Row]) -> Settled:
     """Decide about all that wait for these runs, and for those that end by it, and so on down."""
     wave = _families(rows)
-    return await _settle(connection, await _told_by(connection, wave)) if wave else NOBODY
+    return await _settle(connection, await _told_by(connection, wave, is_first=True)) if wave else NOBODY
 
 
 async def decide(connection: Connection, runs: Iterable[Key]) -> Settled:
@@ -96,23 +96,29 @@ async def decide(connection: Connection, runs: Iterable[Key]) -> Settled:
     return await _settle(connection, {run: _Told(1, FULFILLED, ()) for run in runs})
 
 
-async def _told_by(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
+async def _told_by(connection: Connection, wave: Sequence[Ended], is_first: bool = False) -> dict[Key, _Told]:
     told = _fed(wave)
     if joins := [ended for ended in wave if ended.joins]:
-        told |= await _dependents(connection, joins)
+        told |= await _dependents(connection, joins, is_first)
     return told
 
 
 async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
+    """Wave by wave. Whoever goes down a graph takes all that it may come to in the order of ids, in which children come
+    after their parents, and the heads after all else: so does whoever takes the whole of a graph, and they never wait
+    for each other in a circle. Only where another parent's end makes it come further meanwhile than it could see may
+    PostgreSQL notice one, and whoever it stops tries again."""
     woken: list[Row] = []
-    heads = False
+    heads: dict[Key, _Told] = {}
+    is_held = False
     while told:
-        # Children have higher ids than their parents, and a head comes last: who goes down a graph and who takes all of
-        # it in the order of ids then never wait for each other in a circle.
-        order = sorted(told.items(), key=lambda item: (item[1].is_head, item[0]))
-        batch = [(*key, t.ended, t.doomed, array(t.parents)) for key, t in order]
-        decided = await connection.fetch(SQL["settle"], *columns(batch, 5))
-        heads |= any(row["what"] == "head" for row in decided)
+        for head in [key for key, each in told.items() if each.is_head]:
+            _add(heads, head, told.pop(head))
+        if len(told) > 1 and not is_held:
+            below = sorted((*key, each.doomed) for key, each in told.items())
+            await connection.fetch(SQL["hold_below"], *columns(below, 3))
+            is_held = True
+        decided = await _decided(connection, told)
         woken += [row for row in decided if row["what"] == "ready"]
         ends = [(row["tenant_id"], row["id"], *_end(row)) for row in decided if row["what"] in _ENDS]
         for row in decided:
@@ -122,7 +128,13 @@ async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
                 ends += [(row["tenant_id"], row["id"], *end)] if end else []
         ended = await connection.fetch(SQL["conclude"], *columns(sorted(ends), 5)) if ends else []
         told = await _told_by(connection, _families(ended))
-    return Settled(hints(woken), heads)
+    return Settled(hints(woken), any(row["what"] == "head" for row in await _decided(connection, heads)))
+
+
+async def _decided(connection: Connection, told: dict[Key, _Told]) -> list[Row]:
+    """What is decided about runs by what they are told."""
+    batch = [(*key, each.ended, each.doomed, array(each.parents)) for key, each in sorted(told.items())]
+    return await connection.fetch(SQL["settle"], *columns(batch, 5)) if batch else []
 
 
 def _families(rows: Iterable[Row]) -> list[Ended]:
@@ -146,13 +158,15 @@ def _fed(wave: Iterable[Ended]) -> dict[Key, _Told]:
     told: dict[Key, _Told] = {}
     for ended in wave:
         for child, letter in zip(ended.feeds or (), ended.feeds_on or "", strict=True):
-            _tell(told, Key(ended.tenant_id, child), ended.does_to(letter), (), letter == HEAD)
+            _add(told, Key(ended.tenant_id, child), _Told(1, ended.does_to(letter), (), letter == HEAD))
     return told
 
 
-def _tell(told: dict[Key, _Told], child: Key, doomed: int, parents: tuple[str, ...], is_head: bool = False) -> None:
-    known = told.get(child, _Told(0, 0, ()))
-    told[child] = _Told(known.ended + 1, max(known.doomed, doomed), known.parents + parents, is_head)
+def _add(told: dict[Key, _Told], run: Key, more: _Told) -> None:
+    known = told.get(run, _Told(0, 0, ()))
+    told[run] = _Told(
+        known.ended + more.ended, max(known.doomed, more.doomed), known.parents + more.parents, more.is_head
+    )
 
 
 def array(ids: Sequence[str]) -> str | None:
@@ -264,11 +278,11 @@ class _Edge(NamedTuple):
     chain: _Chain
 
 
-async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key, _Told]:
+async def _dependents(connection: Connection, wave: Sequence[Ended], is_first: bool) -> dict[Key, _Told]:
     """What the runs of jobs that depend on these are told; those that there are not yet are made, waiting."""
     chains = [_chain(ended) for ended in wave]
-    # Nobody else is in a chain yet that one of these begins.
-    others = {chain.key for ended, chain in zip(wave, chains, strict=True) if chain.key != ended.id}
+    # Nobody else is in a chain yet that one of these begins; and those of a later wave are in the chains of the first.
+    others = {chain.key for ended, chain in zip(wave, chains, strict=True) if is_first and chain.key != ended.id}
     await _share(connection, (ended.tenant_id for ended in wave), others)
     asked = [(ended.tenant_id, ended.job_id, chain.root, chain.key) for ended, chain in zip(wave, chains, strict=True)]
     rows = await connection.fetch(SQL["dependents"], *columns(asked, 4))
@@ -282,7 +296,7 @@ async def _dependents(connection: Connection, wave: Sequence[Ended]) -> dict[Key
     for edge in whole:
         child = found.get((edge.child_id, edge.chain.key))
         if child is not None:
-            _tell(told, child, edge.ended.does_to(edge.wants), (edge.ended.id,))
+            _add(told, child, _Told(1, edge.ended.does_to(edge.wants), (edge.ended.id,)))
     in_part = [edge for edge, row in zip(edges, rows, strict=True) if not row["whole"]]
     return told | await _meet(connection, in_part, now) if in_part else told
 

@@ -59,6 +59,35 @@ select case when state <> 'waiting' then 'head'
   from counted
  where pending_parents = 0
 
+-- :name hold_below
+-- Take runs that wait, and all below them that may be decided with them, in the order of ids: by what has ended so far, be
+-- it that some of it was told by others, each of these may end without an attempt. Nothing is taken if none of them may.
+--   $1 tenants  $2 runs  $3 what is done to each
+with recursive below(tenant_id, id, doomed) as (
+    select t.tenant_id, t.id, t.doomed > 0 from unnest($1::int[], $2::uuid[], $3::smallint[]) as t(tenant_id, id, doomed)
+    union
+    select b.tenant_id, f.id, f.wants <> 'c'
+      from below b
+     cross join lateral (
+            select r.feeds, r.feeds_on from runs r
+             where (r.tenant_id, r.id) between (b.tenant_id, b.id) and (b.tenant_id, b.id)
+               and r.state = 'waiting' and (b.doomed or r.doomed > 0 or r.map is not null)
+             limit 1) r
+     cross join lateral (
+            select f.id, substr(r.feeds_on, f.n::int, 1) as wants
+              from unnest(r.feeds) with ordinality as f(id, n)) f
+     where f.wants <> 'h'
+)
+select r.id
+  from (select distinct b.tenant_id, b.id from below b
+         where (select count(*) from below) > cardinality($1)
+         order by b.tenant_id, b.id) b
+ cross join lateral (
+        select r.id from runs r
+         where (r.tenant_id, r.id) between (b.tenant_id, b.id) and (b.tenant_id, b.id) and r.state = 'waiting'
+         limit 1
+           for update) r
+
 -- :name conclude
 -- waiting → skipped | succeeded | dead | cancelled: runs that end without an attempt of their own, because others have ended. They are
 -- held already.
