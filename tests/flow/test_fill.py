@@ -370,6 +370,23 @@ async def test_what_depends_on_the_job_follows_with_the_same_logical_time(scene:
     assert (await shown(scene, backfill))["succeeded"] == 2, "those that follow are none of its own"
 
 
+async def test_what_follows_from_it_does_not_go_before_it(scene: Scene) -> None:
+    job = await scene.job(name="extract", schedule=DAILY)
+    await scene.job(name="load", schedule=None, depends_on=["extract"])
+    await scene.job(name="least", schedule=None, depends_on=["load"], priority=7)
+    await scene.job(name="last", schedule=None, depends_on=["least"])
+    await ask(scene, job, 1)
+    await turn(scene)
+    await drain(scene)
+    by_name = "select j.name, h.priority from history h join jobs j on j.id = h.job_id where h.final"
+    filled = {row["name"]: row["priority"] for row in await scene.rows(by_name)}
+    assert filled == {"extract": 100, "load": 100, "least": 7, "last": 100}
+    await scene.ask(job)
+    await drain(scene)
+    by_hand = await scene.rows(by_name + " order by h.run_id desc limit 4")
+    assert {row["name"]: row["priority"] for row in by_hand} == {"extract": 500, "load": 500, "least": 7, "last": 500}
+
+
 # ── whatever happens ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

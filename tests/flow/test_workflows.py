@@ -472,6 +472,17 @@ async def test_a_backfill_runs_the_whole_for_each_instant_behind_live_work(stage
     assert stage.started.count("d") == 3
 
 
+async def test_no_job_of_a_workflow_that_is_filled_goes_before_the_backfill(stage: Stage) -> None:
+    own = {"before": 900, "usual": None, "behind": 7}
+    await stage.make({name: {"target": PROCESS} | ({"priority": p} if p else {}) for name, p in own.items()})
+    range_ = JANUARY | {"schedule": {"cron": "0 0 1 1 *"}}
+    await stage.api.post(f"/v1/workflows/{stage.workflow['id']}/backfill", range_, expect=202)
+    await fill(stage.scene.db, Tables(), True)
+    await stage.turn()
+    found = {node: (await stage.scene.run(row["id"]))["priority"] for node, row in (await stage.claim()).items()}
+    assert found == {"before": 100, "usual": 100, "behind": 7}
+
+
 async def test_a_cancelled_backfill_stops_the_whole_of_its_workflow_runs(stage: Stage) -> None:
     backfill = await begin_backfill(stage)
     await fill(stage.scene.db, Tables(), True)

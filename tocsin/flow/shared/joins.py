@@ -274,6 +274,7 @@ class _Edge(NamedTuple):
     child_id: str
     wants: str
     parents: int
+    priority: int | None
     ended: Ended
     chain: _Chain
 
@@ -288,7 +289,10 @@ async def _dependents(connection: Connection, wave: Sequence[Ended], is_first: b
     rows = await connection.fetch(SQL["dependents"], *columns(asked, 4))
     if not rows:
         return {}
-    edges = [_Edge(r["child_id"], r["wants"], r["parents"], wave[r["n"] - 1], chains[r["n"] - 1]) for r in rows]
+    edges = [
+        _Edge(r["child_id"], r["wants"], r["parents"], r["priority"], wave[r["n"] - 1], chains[r["n"] - 1])
+        for r in rows
+    ]
     now = rows[0]["now"]
     told: dict[Key, _Told] = {}
     whole = [edge for edge, row in zip(edges, rows, strict=True) if row["whole"]]
@@ -307,7 +311,7 @@ async def _joined(connection: Connection, edges: Sequence[_Edge], now: datetime)
     for edge, id_ in zip(edges, new_ids(now, len(edges)), strict=True):
         ended, chain = edge.ended, edge.chain
         family = Family(ended.logical_at, pending=edge.parents, join_key=chain.key, chain=chain.root)
-        new = NewRun(ended.tenant_id, id_, edge.child_id, "dependency", ended.logical_at, family=family)
+        new = NewRun(ended.tenant_id, id_, edge.child_id, "dependency", ended.logical_at, edge.priority, family=family)
         wanted.setdefault((edge.child_id, chain.key), new)
     # In the order of their keys: two commits that make the same ones wait for each other, never in a circle.
     await stage(connection, [wanted[key] for key in sorted(wanted)])

@@ -176,16 +176,22 @@ returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order
 -- :name dependents
 -- The jobs that depend on these; `whole`: all that each waits for is reached by what reached this one, for it began with
 -- an instant that all have, or by hand with the job that all follow from. One whose run in the chain ended while it
--- waited, because it was cancelled, gets no other.
+-- waited, because it was cancelled, gets no other. `priority`, if it has not its own: what follows from a run of a
+-- backfill never goes before that.
 --   $1 tenants  $2 jobs  $3 the job whose run by hand began it  $4 keys of the chains
 select e.n::int as n, d.child_id::text as child_id, d.wants, d.parents, statement_timestamp() as now,
-       d.parents = 1 or e.chain is null or coalesce(d.root_id = e.chain, false) as whole
+       d.parents = 1 or e.chain is null or coalesce(d.root_id = e.chain, false) as whole,
+       case when f.priority < c.priority then f.priority end as priority
   from unnest($1::int[], $2::uuid[], $3::uuid[], $4::uuid[]) with ordinality as e(tenant_id, job_id, chain, join_key, n)
+  left join lateral (
+        select h.priority from history h
+         where h.tenant_id = e.tenant_id and h.run_id = e.join_key and h.trigger = 'backfill' and e.chain is not null
+         limit 1) f on true
  cross join lateral (
         select * from dependencies d
          where (d.parent_id, d.tenant_id) between (e.job_id, e.tenant_id) and (e.job_id, e.tenant_id) offset 0) d
  cross join lateral (
-        select from jobs c
+        select c.priority from jobs c
          where c.tenant_id = e.tenant_id and c.id = d.child_id and c.state in ('active', 'paused') limit 1) c
  where not exists (select from ended_joins o
                     where o.tenant_id = e.tenant_id and o.job_id = d.child_id and o.join_key = e.join_key)

@@ -146,19 +146,25 @@ class _NodeRuns:
         row = self.row
         before = self._ends.get(node)
         args = None if self._graph.parents[node] else row["args"]
-        its_own = row["priority"] == row["usual_priority"] or self._spec.jobs[node].priority is not None
         return NewRun(
             self.head.tenant_id,
             self.ids[node],
             job["id"],
             "dependency" if before is None else "retry",
             row["scheduled_for"],
-            None if its_own else row["priority"],
+            self._priority(node),
             args,
             None if before is None else before["run_id"],
             key_id=key_of_run(self.head.tenant_id, job["key_template"], args),
             family=self._family(node),
         )
+
+    def _priority(self, node: str) -> int | None:
+        """None: its job's. In what a backfill began none goes before the whole."""
+        own, whole, usual = self._spec.jobs[node].priority, self.row["priority"], self.row["usual_priority"]
+        if own is None:
+            return None if whole == usual else whole
+        return min(own, whole) if self.row["trigger"] == "backfill" else None
 
     def _family(self, node: str) -> Family:
         pending, doomed = len(self._awaited(node)), self._doomed(node)

@@ -66,7 +66,7 @@ select s.id::text, s.state, s.worker_id::text, s.fence, false, null, null
 
 -- :name lock_head
 -- A workflow run that lives, with the graph that it began with.
-select r.state, r.pending_parents, r.args, r.priority, r.scheduled_for, r.job_id::text as job_id,
+select r.state, r.pending_parents, r.args, r.priority, r.trigger, r.scheduled_for, r.job_id::text as job_id,
        coalesce(r.logical_at, r.scheduled_for) as logical_at, coalesce(r.workflow_run_id, r.id)::text as workflow_run_id,
        s.spec, w.priority as usual_priority, statement_timestamp() as now
   from (select * from runs r
