@@ -237,8 +237,8 @@ async def hold_chain(connection: Connection, run: Key) -> None:
 
 
 async def _share(connection: Connection, tenants: Iterable[int], chains: Iterable[str]) -> None:
-    """Let the graphs of these tenants be as they are, and be alone with these chains: runs of it are made and decided
-    about by one after the other, in whatever order its jobs come.
+    """Let the graphs of these tenants be as they are, and be alone with these chains: their runs are made and decided
+    about by one after the other, in whatever order the jobs come.
 
     A statement of its own: what is read after it is what the last one left. Where it comes after locks of jobs that a
     change of the graph wants, PostgreSQL notices the circle, and whoever it stops tries again."""
