@@ -35,6 +35,7 @@ NOBODYS = {
     "lanes": "shared by all tenants whose jobs need the same of a worker",
     "log_garbage": "names of objects, which have ids of tenants and of runs in them",
     "logouts": "digests of people, who may have to do with several tenants",
+    "past_workers": "workers serve all",
     "migrations": "the schema's",
     "pools": "the platform's",
     "servers": "the platform's",

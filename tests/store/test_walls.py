@@ -30,6 +30,7 @@ COMMON = {
     "cluster": "",
     "log_garbage": "",
     "logouts": "",
+    "past_workers": "",
     "servers": "",
     "tenants": "",
     "workers": "",
