@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene
+from tests.flow.stage import Stage, nodes
 from tests.node.test_scopes import MANUAL, key_for
 from tocsin.node.server import routes
 
@@ -104,3 +105,19 @@ async def test_no_job_waits_for_one_beyond_it_nor_is_seen_to_feed_one(scene: Sce
         await scene.job(name=name, depends_on=[{"job": "billing-first"}])
     fed = [child["name"] for child in (await case.api.get(f"/v1/jobs/{parent['id']}"))["feeds"]]
     assert fed == ["billing-next"]
+
+
+async def test_who_cancels_one_node_tells_those_beyond_it_too(scene: Scene) -> None:
+    """Whoever may cancel a node's run need not see what waits for it: that is decided about all the same."""
+    stage = Stage(scene)
+    jobs = nodes({"first": [], "next": ["first"]})
+    jobs["first"]["tags"] = {"team": "billing"}
+    await stage.make(jobs)
+    run_id = await stage.ask()
+    await stage.turn()
+    first = await scene.value("select id::text from runs where state = 'ready'")
+    api = await key_for(scene, "operator", tags=["team:billing"])
+    await api.post(f"/v1/runs/{first}/cancel")
+    await stage.turn()
+    assert await stage.states(run_id) == {"first": "cancelled (cancelled)", "next": "skipped (upstream_failed)"}
+    assert (await stage.get(run_id))["state"] == "dead"

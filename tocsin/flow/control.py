@@ -13,7 +13,7 @@ from tocsin.errors import NotFound
 from tocsin.flow.shared import audit, calendars, noderuns, nodes, triggers
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import on_its_own, opened, seen
-from tocsin.flow.shared.joins import hold_chain, settle, share_graph
+from tocsin.flow.shared.joins import hold_chain, see_all, settle, share_graph
 from tocsin.flow.shared.noderuns import Part
 from tocsin.flow.shared.transitions import (
     NOTHING,
@@ -174,6 +174,7 @@ async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish
                 rows = await cancel_runs(connection, job, reason, run_id=run_id)
             freed = await release(connection, limits) if any(map(_frees, rows)) else []
             await audit.record(connection, audit.entry(who, "run.cancel", f"run:{run_id}", reason=reason))
+            await see_all(connection)
             settled = await settle(connection, rows)
             done = Controlled(hints(freed) + settled.hints, stops(rows))
         await remember(connection, wish, 200, [run_id])

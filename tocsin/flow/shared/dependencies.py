@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from tocsin.errors import Conflict, Contention, InvalidInput
-from tocsin.flow.shared.joins import LETTERS, WANTS
+from tocsin.flow.shared.joins import LETTERS, WANTS, see_all
 from tocsin.flow.shared.transitions import Key, lock_jobs
 from tocsin.model.access import Identity
 from tocsin.model.graph import (
@@ -159,7 +159,7 @@ async def check(
 ) -> Links:
     """What these parents of these children come to; raises why they may not be. `changed`: jobs that are new, or will
     come by another timetable."""
-    await connection.execute(SQL["see_all"])
+    await see_all(connection)
     below = await connection.fetch(SQL["below"], who.tenant_id, sorted({*parents, *changed}), MOST_NODES + 1)
     ids = {row["id"] for row in below} | {parent for each in parents.values() for parent in each}
     edges = await connection.fetch(SQL["above"], who.tenant_id, sorted(ids), MOST_EDGES + 1)

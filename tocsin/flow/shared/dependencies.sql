@@ -16,10 +16,6 @@ select j.id::text, j.name, j.tags::text
 select d.parent_id::text as parent_id, d.wants from dependencies d
  where (d.child_id, d.tenant_id) between ($2::uuid, $1::int) and ($2::uuid, $1::int)
 
--- :name see_all
--- A key may be kept to some of the jobs; what a change means for the others must be known all the same.
-select set_config('tocsin.scope', '', true)
-
 -- :name below
 -- These jobs and all that follow from them; $3 at most.
 with recursive down(id) as (

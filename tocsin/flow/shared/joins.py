@@ -219,6 +219,12 @@ async def _result(connection: Connection, tenant_id: int, about: Mapped) -> Any:
 # ── jobs that depend on jobs ─────────────────────────────────────────────────────────────────────────────────────
 
 
+async def see_all(connection: Connection) -> None:
+    """From here on see all jobs of the tenant: a key may be kept to some of them, and what its call means for others
+    must be known, and be told them, all the same."""
+    await connection.execute(SQL["see_all"])
+
+
 async def hold_graph(connection: Connection, tenant_id: int) -> None:
     """Be alone with the tenant's graph until the end of the transaction: take it before any job."""
     await connection.execute(SQL["hold"], tenant_id)

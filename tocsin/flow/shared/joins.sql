@@ -135,6 +135,9 @@ update runs r
 returning statement_timestamp() as now,
           (select j.key_template from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) as key_template
 
+-- :name see_all
+select set_config('tocsin.scope', '', true)
+
 -- :name hold
 -- Alone with a tenant's graph, until the end of the transaction.
 select pg_advisory_xact_lock(hashtextextended('tocsin.graph:' || $1::int, 0))

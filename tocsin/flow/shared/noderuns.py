@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tocsin.errors import Conflict, Contention
 from tocsin.flow.shared.jobs import key_of_run
-from tocsin.flow.shared.joins import HEAD, LETTERS, Mapped, Settled, array, decide
+from tocsin.flow.shared.joins import HEAD, LETTERS, Mapped, Settled, array, decide, see_all
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Family, Key, NewRun, hints, stage
 from tocsin.model.graph import (
@@ -233,8 +233,7 @@ class _NodeRuns:
 async def again(connection: Connection, head: Key, workflow_run_id: str, node: str, run_id: str) -> Made:
     """Run a node again, with what was skipped because of it, in a workflow run that runs. It goes by the graph that it
     began with. Lock the workflow first."""
-    # Whoever asks may be kept to some of its jobs; what waits for them is seen from here on.
-    await connection.execute(SQL["unscoped"])
+    await see_all(connection)
     await _hold(connection, Part(head.tenant_id, workflow_run_id, head.id))
     row = await connection.fetchrow(SQL["lock_head"], *head)
     _refuse_unless_it_runs(row)

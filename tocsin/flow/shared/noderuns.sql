@@ -10,9 +10,6 @@ select distinct on (j.node) j.node, h.run_id::text as run_id, h.state, h.reason
    and (h.origin_run_id is null or h.trigger = 'retry')
  order by j.node, h.run_id desc
 
--- :name unscoped
-select set_config('tocsin.scope', '', true)
-
 -- :name part
 -- Of what lives in a workflow run: all but its head ($3), or just one ($4) and, if that is mapped, its elements.
 r.tenant_id = $1 and r.workflow_run_id = $2 and r.id is distinct from $3::uuid
