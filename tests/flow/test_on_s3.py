@@ -21,7 +21,7 @@ from tocsin.model.ids import new_id
 from tocsin.settings import Settings
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # of its own: what another test has anchored there would be held against this one's audit
 def s3() -> Iterator[str]:
     with server.serving() as endpoint:
         yield endpoint

@@ -30,7 +30,7 @@ from tocsin.model.scalars import Instant
 from tocsin.model.strict import untold
 from tocsin.node.dispatcher import Dispatcher, Poll
 from tocsin.node.group import GroupCommit
-from tocsin.node.handover import Courier, complete
+from tocsin.node.handover import Courier, can_be_told, complete
 from tocsin.settings import Settings
 from tocsin.store.db import Database, Row
 from tocsin.store.objects import ObjectStore
@@ -51,7 +51,6 @@ from tocsin.wire import (
     RunError,
     RunKey,
     StopOrder,
-    encode_msgpack,
 )
 
 _LONGEST_WAIT = 60.0
@@ -441,7 +440,7 @@ class Gateway:
 
     async def without_untold(self, worker_id: str, answer: ClaimAnswer) -> ClaimAnswer:
         """The same answer without runs that cannot be told: they end, and keep nobody else's from their worker."""
-        odd = {run.run_id: run for run in answer.runs if not _packs(run)}
+        odd = {run.run_id: run for run in answer.runs if not can_be_told(run)}
         await self._end_unbegun(worker_id, [(run.run_id, run.attempt, run.fence, untold()) for run in odd.values()])
         answer.runs = [run for run in answer.runs if run.run_id not in odd]
         return answer
@@ -563,13 +562,6 @@ def _ended(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> 
         error=None if error is None else RunError(class_=error.class_, message=error.message),
         result=result,
     )
-
-
-def _packs(run: ClaimedRun) -> bool:
-    try:
-        return bool(encode_msgpack(run))
-    except OverflowError:
-        return False
 
 
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:

@@ -19,7 +19,7 @@ from tocsin.flow.shared.specs import SpecKey, StoredSpec
 from tocsin.model.masks import Mask, confidential
 from tocsin.model.packed import packed_in
 from tocsin.store.db import Row
-from tocsin.wire import ClaimedRun, Fetch
+from tocsin.wire import ClaimedRun, Fetch, encode_msgpack
 
 
 @dataclass
@@ -148,3 +148,11 @@ def complete(runs: Sequence[ClaimedRun], given: Mapping[str, Given]) -> None:
         run.secrets, run.sensitive, run.checkpoint = more.secrets, more.sensitive, more.checkpoint
         if more.opened is not None:
             run.args, run.args_url, run.args_sha256 = more.opened.args, more.opened.path, more.opened.sha256
+
+
+def can_be_told(run: ClaimedRun) -> bool:
+    """Whether a worker can be sent it: not if it has integers that msgpack does not."""
+    try:
+        return bool(encode_msgpack(run))
+    except OverflowError:
+        return False
