@@ -69,14 +69,14 @@ with recursive below(tenant_id, id, doomed) as (
     select b.tenant_id, f.id, f.wants <> 'c'
       from below b
      cross join lateral (
-            select r.feeds, r.feeds_on from runs r
+            -- By its key alone: beside its state, the index of all that waits would seem to do, and be read for each.
+            select * from runs r
              where (r.tenant_id, r.id) between (b.tenant_id, b.id) and (b.tenant_id, b.id)
-               and r.state = 'waiting' and (b.doomed or r.doomed > 0 or r.map is not null)
              limit 1) r
      cross join lateral (
             select f.id, substr(r.feeds_on, f.n::int, 1) as wants
               from unnest(r.feeds) with ordinality as f(id, n)) f
-     where f.wants <> 'h'
+     where f.wants <> 'h' and r.state = 'waiting' and (b.doomed or r.doomed > 0 or r.map is not null)
 )
 select r.id
   from (select distinct b.tenant_id, b.id from below b
@@ -84,7 +84,7 @@ select r.id
          order by b.tenant_id, b.id) b
  cross join lateral (
         select r.id from runs r
-         where (r.tenant_id, r.id) between (b.tenant_id, b.id) and (b.tenant_id, b.id) and r.state = 'waiting'
+         where (r.tenant_id, r.id) between (b.tenant_id, b.id) and (b.tenant_id, b.id) and r.pending_parents > 0
          limit 1
            for update) r
 
@@ -102,7 +102,7 @@ with decided as (
       from unnest($1::int[], $2::uuid[], $3::text[], $4::text[], $5::text[]) as d(tenant_id, id, state, reason, error)
      cross join lateral (
             select r.ctid, r.workflow_run_id, r.job_id from runs r
-             where (r.tenant_id, r.id) between (d.tenant_id, d.id) and (d.tenant_id, d.id) and r.state = 'waiting'
+             where (r.tenant_id, r.id) between (d.tenant_id, d.id) and (d.tenant_id, d.id)
              limit 1) r
 ),
 ended as (
@@ -162,7 +162,7 @@ select pg_advisory_xact_lock(hashtext('tocsin.chains'), c.lock), ''
 select pg_advisory_xact_lock(hashtext('tocsin.chains'), hashtext(r.join_key::text) & 511)
   from runs r
  where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
-   and r.state = 'waiting' and r.pending_parents > 0 and r.join_key is not null
+   and r.pending_parents > 0 and r.join_key is not null
 
 -- :name as_mapped
 -- The runs of a mapped node are of the version that the node's own run is of, and go where that says.
@@ -260,6 +260,6 @@ select r.id::text as id
  cross join lateral (
         select r.id from runs r
          where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
-           and r.state = 'waiting' and r.pending_parents = k.pending
+           and r.pending_parents = k.pending
          limit 1
            for update) r
