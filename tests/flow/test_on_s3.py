@@ -21,7 +21,7 @@ from tocsin.model.ids import new_id
 from tocsin.settings import Settings
 
 
-@pytest.fixture  # of its own: what another test has anchored there would be held against this one's audit
+@pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     with server.serving() as endpoint:
         yield endpoint
@@ -29,7 +29,8 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str, s3: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    return Settings.load({}, home=tmp_path, database_url=database_url, objects_url=server.use(s3, monkeypatch))
+    url = f"{server.use(s3, monkeypatch)}/{tmp_path.name}"  # that server remembers what other tests put
+    return Settings.load({}, home=tmp_path, database_url=database_url, objects_url=url)
 
 
 async def test_logs_are_compacted_found_and_swept(scene: Scene, worker: WorkerHand, tenant: int) -> None:
