@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tocsin.model import logsearch
 from tocsin.model.logsearch import Filter, Query, folded, words
 
 TEXT = st.text(st.sampled_from('abAB01_é-. "*:\t'), max_size=30)
@@ -47,6 +48,13 @@ def test_neither_a_filter_nor_a_glance_hides_a_line_that_fits(lines: list[str], 
     whole = "\n".join(lines).encode()
     if any(query.fits(line) for line in lines):
         assert query.may_be_in(folded(whole)) and Filter.of(words(whole)).may_have(query.words)
+
+
+@given(TEXT, st.integers(1, 9))
+def test_a_long_text_has_the_same_words_in_pieces(text: str, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logsearch, "_PIECE", piece)
+        assert words(text.encode()) == {lowered(word).encode() for word in plain(text)}
 
 
 def test_a_filter_is_small_and_seldom_wrong() -> None:

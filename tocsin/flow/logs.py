@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from tocsin.errors import Conflict, Contention, ObjectLost
@@ -18,11 +19,13 @@ from tocsin.telemetry import LOG_LINES_CUT
 from tocsin.wire import LogChunk, LogLine
 
 SQL = Sql(__file__)
-_MOST_LINE = 65_536
+_MOST_LINE, _MOST_NAME = 65_536, 16  # characters of a text; of a stream and a level
 _MOST_CHUNKS = 64
 _MOST_ROUNDS = 3
 _FEW = 500  # lines
 _MOST_READ = 262_144  # characters in one answer
+# One thread: more would only take the interpreter, and its words out of the processor's cache, from each other.
+_WRITER = ThreadPoolExecutor(1, thread_name_prefix="tocsin-logs")
 _SOME_LOST = "[tocsin: object storage has lost lines of that time: some of this run may be among them]"
 
 
@@ -60,7 +63,7 @@ async def _store(db: Database, objects: ObjectStore, fresh: list[_Fresh]) -> boo
     if sum(part.counted for part in parts) < _FEW:
         body, segments = write(parts)
     else:  # it takes a while
-        body, segments = await asyncio.to_thread(write, parts)
+        body, segments = await asyncio.get_running_loop().run_in_executor(_WRITER, write, parts)
     # The worker lets go of what was acknowledged: a power cut must not take it.
     await objects.put(key, body, durable=True)
     frames = [
@@ -120,12 +123,20 @@ def _superseded(chunk: LogChunk) -> Conflict:
 
 def _parts(fresh: list[_Fresh], used: Counter[int]) -> Iterator[Part]:
     for tenant_id, job_id, run_id, attempt, first_line, new, room in fresh:
-        lines = [(ts, stream[:16], level[:16], text[:_MOST_LINE]) for ts, stream, level, text in new]
+        lines = _cut(new)
         if room is not None:
             lines = _within(lines, room - used[tenant_id])
             used[tenant_id] += _bytes(lines)
         # All lines are counted, those too that were cut: the worker goes on behind them.
         yield Part(tenant_id, run_id, attempt, job_id, first_line, len(new), lines)
+
+
+def _cut(lines: list[LogLine]) -> list[LogLine]:
+    """Lines of bounded length; a copy only of those that need it."""
+    names = {line[1] for line in lines} | {line[2] for line in lines}
+    if max(map(len, names)) <= _MOST_NAME and max(map(len, [line[3] for line in lines])) <= _MOST_LINE:
+        return lines
+    return [(ts, stream[:_MOST_NAME], level[:_MOST_NAME], text[:_MOST_LINE]) for ts, stream, level, text in lines]
 
 
 def _bytes(lines: list[LogLine]) -> int:

@@ -74,7 +74,7 @@ class Segment(NamedTuple):
     frames: list[Frame]
 
 
-def write(parts: Iterable[Part], level: int = 3) -> tuple[bytes, list[Segment]]:
+def write(parts: Iterable[Part], level: int = 2) -> tuple[bytes, list[Segment]]:
     """An object with these lines, and its segments."""
     body = bytearray()
     found = []
