@@ -78,6 +78,7 @@ class Cluster:
         app.router.add_delete(jobs + "/{name}", self._delete_job)
         app.router.add_post("/api/v1/namespaces/{ns}/secrets", self._create_secret)
         app.router.add_get(pods, self._list_pods)
+        app.router.add_patch(pods + "/{name}", self._patch_pod)
         app.router.add_delete(pods + "/{name}", self._delete_pod)
         app.router.add_get(pods + "/{name}/log", self._log)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -163,12 +164,27 @@ class Cluster:
         found = self.jobs.get(request.match_info["name"])
         if found is None:
             return _status(404, "not found")
-        assert request.content_type == "application/merge-patch+json" and await request.json() == {
-            "spec": {"suspend": False}
-        }
+        if await request.json() != {"spec": {"suspend": False}}:
+            return await self._patch_metadata(request, "Job", found)
+        assert request.content_type == "application/merge-patch+json"
         found["spec"]["suspend"] = False
         await self._tell("Job", "MODIFIED", found)
         self._do(self._make_pod(found))
+        return _json(found)
+
+    async def _patch_pod(self, request: web.Request) -> web.Response:
+        pod = self.pods.get(request.match_info["name"])
+        return _status(404, "not found") if pod is None else await self._patch_metadata(request, "Pod", pod.thing)
+
+    async def _patch_metadata(self, request: web.Request, kind: str, found: Thing) -> web.Response:
+        assert request.content_type == "application/merge-patch+json"
+        (change,) = (await request.json()).values()
+        if change.pop("resourceVersion") != found["metadata"]["resourceVersion"]:
+            return _status(409, "the object has been modified")
+        for name, values in change.items():
+            assert name in ("labels", "annotations")
+            found["metadata"][name] = found["metadata"].get(name, {}) | values
+        await self._tell(kind, "MODIFIED", found)
         return _json(found)
 
     async def _delete_job(self, request: web.Request) -> web.Response:
@@ -176,8 +192,8 @@ class Cluster:
         if found is None:
             return _status(404, "not found")
         options = await request.json()
-        if options["preconditions"]["uid"] != found["metadata"]["uid"]:
-            return _status(409, "the UID in the precondition does not match")
+        if any(found["metadata"][name] != value for name, value in options["preconditions"].items()):
+            return _status(409, "a precondition does not hold")
         if "deletionTimestamp" not in found["metadata"]:
             found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             self._do(self._collect(found))

@@ -18,11 +18,12 @@ _numbers = itertools.count(1)
 
 
 class Book:
-    """A sink. `ends` and `lines` by run id and fence."""
+    """A sink. `ends` and `lines` by run id and fence; `handed`: those that were handed back."""
 
     def __init__(self) -> None:
         self.ends: dict[wire.RunKey, wire.Finished] = {}
         self.lines: dict[wire.RunKey, list[str]] = {}
+        self.handed: set[wire.RunKey] = set()
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -33,7 +34,8 @@ class Book:
         self._tell()
 
     def handed_back(self, attempts: Iterable[Attempt]) -> None:
-        raise AssertionError("what was given to an engine does not go back")
+        self.handed.update(attempt.key for attempt in attempts)
+        self._tell()
 
     def output(self, attempt: Attempt, lines: list[wire.LogLine], dropped: int = 0) -> None:
         self.lines.setdefault(attempt.key, []).extend(f"{stream}: {text}" for _, stream, _, text in lines)

@@ -289,13 +289,111 @@ async def test_a_stop_before_it_has_begun(cluster: Cluster, executor: Kubernetes
     assert not cluster.jobs and not cluster.secrets
 
 
-async def test_all_are_killed_when_the_worker_goes(cluster: Cluster, executor: KubernetesExecutor, book: Book) -> None:
+async def test_all_run_on_when_the_worker_goes(cluster: Cluster, executor: KubernetesExecutor, book: Book) -> None:
     attempts = [attempt_of(executor, KubernetesTarget(image="busybox", command=DEAF)) for _ in range(3)]
     for attempt in attempts:
         await book.line_of(attempt, "up")
     await executor.kill_all(Why("drained", "bye"))
-    assert [await book.end_of(attempt) for attempt in attempts] == [("lost", "drained", "bye")] * 3
+    assert book.handed == {attempt.key for attempt in attempts} and not book.ends
+    assert len(cluster.jobs) == len(cluster.pods) == 3
+
+
+async def test_what_does_not_run_yet_goes_with_its_worker(
+    cluster: Cluster, executor: KubernetesExecutor, book: Book
+) -> None:
+    cluster.scripts["never"] = lambda pod: pod.container(waiting={"reason": "ImagePullBackOff", "message": "no"})
+    attempt = attempt_of(executor, KubernetesTarget(image="never", command=WAIT))
+    await executor.kill_all(Why("drained", "bye"))
+    assert await book.end_of(attempt) == ("lost", "drained", "bye")
     assert not cluster.jobs and not cluster.pods
+
+
+@pytest.fixture
+def another(cluster: Cluster, tmp_path: Path) -> KubernetesExecutor:
+    """Of a worker on another machine."""
+    made = KubernetesExecutor(cluster.kubeconfig(tmp_path), ["default"], [], "http://server")
+    made.owner = made.owner._replace(boot="another", machine="another")
+    made.labels = made.labels | {module.WORKER: "another"}
+    return made
+
+
+async def test_the_next_attempt_goes_on_with_the_pod(
+    cluster: Cluster, executor: KubernetesExecutor, another: KubernetesExecutor, book: Book, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    target = sh(f"mkdir {tmp_path}/once || exit 9; echo up; while [ ! -e {go} ]; do sleep 0.02; done; exit 3")
+    old = attempt_of(executor, target, run_id="goes-on", fence=7)
+    await book.line_of(old, "up")
+    (pod,) = cluster.pods.values()
+    cluster.faults += [("PATCH", "/jobs", 409), ("PATCH", "/pods", 409)]  # somebody else changes it at this moment
+    another.sink = other = Book()
+    new = attempt_of(another, target, run_id="goes-on", fence=8)
+    await other.line_of(new, "up")
+    assert not cluster.faults and list(cluster.pods.values()) == [pod]
+    # The worker that had it is alive, and knows nothing yet: neither its end nor a stop does anything to the pod.
+    executor.stop(old)
+    assert (await book.end_of(old))[0] in ("cancelled", "failed")
+    assert list(cluster.pods.values()) == [pod] and not pod.closed
+    go.touch()
+    assert await other.end_of(new) == ("failed", "exit", "exit code 3")
+    await cluster.until(lambda: not (cluster.jobs or cluster.pods or cluster.secrets))
+    await another.close()
+
+
+async def test_an_end_that_nobody_saw_is_told_by_the_next_attempt(
+    cluster: Cluster, executor: KubernetesExecutor, another: KubernetesExecutor, book: Book, tmp_path: Path
+) -> None:
+    """What ended by itself ended, though it failed: to do it again is for who counts attempts to decide."""
+    go = tmp_path / "go"
+    target = sh(f"echo up; while [ ! -e {go} ]; do sleep 0.02; done; kill -9 $$")
+    old = attempt_of(executor, target, run_id="unseen", fence=7)
+    await book.line_of(old, "up")
+    executor.silence()
+    await executor.kill_all()
+    go.touch()
+    (pod,) = cluster.pods.values()
+    await cluster.until(lambda: pod.closed)
+    another.sink = other = Book()
+    new = attempt_of(another, target, run_id="unseen", fence=8)
+    assert await other.end_of(new) == ("failed", "signal", "killed by SIGKILL")
+    assert other.lines[new.key][1:] == ["stdout: up"]
+    await cluster.until(lambda: not cluster.jobs)
+    await another.close()
+
+
+async def test_time_that_has_passed_counts(
+    cluster: Cluster, executor: KubernetesExecutor, another: KubernetesExecutor, book: Book
+) -> None:
+    target = KubernetesTarget(image="busybox", command=WAIT)
+    old = attempt_of(executor, target, run_id="late", fence=7, timeout=60.0)
+    await book.line_of(old, "up")
+    notes = cluster.jobs["tocsin-late"]["metadata"]["annotations"]
+    notes[DEADLINE] = str(int(notes[DEADLINE]) - 61)  # as if it had run for longer than it may
+    another.sink = other = Book()
+    new = attempt_of(another, target, run_id="late", fence=8, timeout=60.0)
+    assert (await other.end_of(new))[:2] == ("timeout", "timeout")
+    assert not cluster.jobs and not cluster.pods
+    await another.close()
+
+
+async def test_what_nobody_adopts_is_deleted(
+    cluster: Cluster, executor: KubernetesExecutor, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ADOPTED_WITHIN", 0.2)
+    target = KubernetesTarget(image="busybox", command=WAIT)
+    attempt = attempt_of(executor, target, run_id="unwanted", fence=7)
+    await book.line_of(attempt, "up")
+    await executor.kill_all()
+    adopted = attempt_of(executor, target, run_id="wanted", fence=7)
+    await book.line_of(adopted, "up")
+    executor.silence()
+    await executor.kill_all()
+    executor.serve(book)
+    again = attempt_of(executor, target, run_id="wanted", fence=8)
+    await book.line_of(again, "up")
+    await cluster.until(lambda: "tocsin-unwanted" not in cluster.jobs)
+    await until(lambda: not executor._let_go)
+    assert list(cluster.jobs) == ["tocsin-wanted"] and again.key not in book.ends
 
 
 async def test_what_could_not_be_killed_in_time_ends_for_nobody(
@@ -303,9 +401,12 @@ async def test_what_could_not_be_killed_in_time_ends_for_nobody(
 ) -> None:
     """The lease is over, the cluster is slow to delete, and the worker goes on under another id."""
     monkeypatch.setattr("tocsin.worker.executors.remote.KILL_PATIENCE", 0.1)
-    attempt = attempt_of(executor, KubernetesTarget(image="busybox", command=WAIT), run_id="slow")
-    await book.line_of(attempt, "up")
+    cluster.scripts["slow"] = lambda pod: None
+    attempt = attempt_of(executor, KubernetesTarget(image="slow", command=WAIT), run_id="slow")
+    await cluster.until(lambda: cluster.pods)
     cluster.held.add("tocsin-slow")
+    executor.stop(attempt)
+    await cluster.until(lambda: "deletionTimestamp" in cluster.jobs["tocsin-slow"]["metadata"])
     executor.silence()
     await executor.kill_all()
     assert "tocsin-slow" in cluster.jobs
@@ -318,8 +419,9 @@ async def test_what_could_not_be_killed_in_time_ends_for_nobody(
 
 
 async def test_what_a_dead_worker_left_is_deleted_and_nothing_else(
-    cluster: Cluster, executor: KubernetesExecutor, book: Book, tmp_path: Path
+    cluster: Cluster, executor: KubernetesExecutor, book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_ADOPTED_WITHIN", 0.0)
     alive = attempt_of(executor, KubernetesTarget(image="busybox", command=WAIT))
     await book.line_of(alive, "up")
     (mine,) = cluster.jobs.values()
@@ -333,9 +435,12 @@ async def test_what_a_dead_worker_left_is_deleted_and_nothing_else(
         notes = {OWNER: str(owner), DEADLINE: "99999999999"}
         labels = mine["metadata"]["labels"] | {"tocsin.dev/run": name}
         metadata = {"name": name, "namespace": "default", "uid": name, "labels": labels, "annotations": notes}
+        metadata["resourceVersion"] = "1"
         cluster.jobs[name] = {"metadata": metadata, "spec": mine["spec"]}
     other = KubernetesExecutor(cluster.kubeconfig(tmp_path), ["default"], [], "http://server")
     await other.open()
+    assert "dead" in cluster.jobs, "an attempt may come for it"
+    other.serve(Book())
     await cluster.until(lambda: "dead" not in cluster.jobs)
     await other.close()
     assert {"elsewhere", "hidden", mine["metadata"]["name"]} == set(cluster.jobs)

@@ -104,7 +104,7 @@ class Session:
         """Returns when drained; raises `LeaseOver`, `UnknownWorker` or `Refused`. Log lines that wait by then go on
         trying, until whoever called this takes them over or stops them."""
         for executor in self._executors.values():
-            executor.sink = self
+            executor.serve(self)
         await self._report(heartbeat=True)
         claims = asyncio.ensure_future(self._claims())
         loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._notes.run()))]

@@ -33,6 +33,7 @@ class Harness(ABC):
     dies_as: ClassVar[str]  # the error class of "die"
     absent_as: ClassVar[str] = "start"  # the error class of "absent"
     lacks: ClassVar[dict[Deed, str]] = {}  # deeds that this kind does not have, and why
+    outlives_workers: ClassVar[bool] = False  # what runs does, for the run's next attempt to go on with
     worker: ClassVar[dict[str, Any]] = {}  # what its worker is given (`launch.py`)
 
     def __init__(self, where: Path) -> None:

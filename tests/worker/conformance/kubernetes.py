@@ -12,6 +12,7 @@ from .process import ProcessHarness
 
 class KubernetesHarness(ProcessHarness):
     kind = "kubernetes"
+    outlives_workers = True
 
     def __init__(self, where: Path) -> None:
         super().__init__(where / "pids")

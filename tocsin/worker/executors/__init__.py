@@ -134,7 +134,7 @@ class Sink(Protocol):
         """These attempts are over; nothing of them runs any more."""
 
     def handed_back(self, attempts: Iterable[Attempt]) -> None:
-        """These attempts were never started and will not be."""
+        """These attempts were never started and will not be; or others may go on with what they have begun."""
 
     def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
         """Lines an attempt has written, and how many were left out before them."""
@@ -146,11 +146,13 @@ class Sink(Protocol):
 class Executor(ABC):
     """Executes attempts of one kind of target and tells the sink how each ended. The contract:
 
-    - **Once**: each attempt given to `start` ends exactly once, by `sink.ended` or, if it was never begun and could go
-      to another worker, by `sink.handed_back`. What cannot be started ends, too: `failed`, error class `start`.
+    - **Once**: each attempt given to `start` ends exactly once, by `sink.ended` or, if another worker could begin it or
+      go on with it, by `sink.handed_back`. What cannot be started ends, too: `failed`, error class `start`.
     - **The end is proof**: by the time it is told, nothing of the attempt runs any more. An executor that cannot prove
-      that says so in the error's message. One exception: of a function that ends by itself in the process that it
-      shares with others, what it started stays with that process, for it may be a pool that the next calls use.
+      that says so in the error's message. Two exceptions: of a function that ends by itself in the process that it
+      shares with others, what it started stays with that process, for it may be a pool that the next calls use; and
+      what outlives its worker anyway, and only one attempt of a run can have (a Job of a cluster), runs on when the
+      worker goes, for the next attempt to adopt: nothing is done twice that need not be.
     - **Time-outs are the executor's**: after `run.timeout_ms` from the start, as `stop` does it; outcome and error
       class `timeout`. A stop ends as `cancelled`, unless the attempt had already ended by itself.
     - **Error classes** are stable words: `start`, `exit` (with `exit_code`), `signal`, `oom`, `timeout`, `lost`, or of
@@ -169,6 +171,10 @@ class Executor(ABC):
 
     def __init__(self) -> None:
         self.sink: Sink = _NoSink()
+
+    def serve(self, sink: Sink) -> None:
+        """A session begins: it is told what happens, and runs come."""
+        self.sink = sink
 
     def silence(self) -> None:
         """What ends from now on ends for nobody: its session is gone."""
@@ -192,7 +198,7 @@ class Executor(ABC):
 
     @abstractmethod
     async def kill_all(self, why: Why = LOST) -> None:
-        """Kill everything now and tell the sink what was lost; returns when nothing runs any more, or after a few
+        """Kill everything now, or let it go, and tell the sink what was lost; returns when that is done, or after a few
         seconds: what cannot be killed must not keep the worker from going or from registering anew."""
 
     async def close(self) -> None:

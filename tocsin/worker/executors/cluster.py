@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx2
 import msgspec
@@ -13,6 +13,7 @@ from lightkube import ApiError, AsyncClient, ConfigError, KubeConfig
 from lightkube.config.client_adapter import verify_cluster
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Pod, PodLog
+from lightkube.types import PatchType
 
 from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
@@ -25,6 +26,7 @@ RUN, FENCE = "tocsin.dev/run", "tocsin.dev/fence"
 TROUBLE = (httpx2.HTTPError, msgspec.MsgspecError, ConfigError, OSError, TimeoutError)
 LOOK_ANEW = 60.0  # a watch whose connection is dead, unknown to us, is given up after so long
 
+_Thing = TypeVar("_Thing", Job, Pod)
 _ANSWER_WITHIN = httpx2.Timeout(30.0, connect=5.0)
 _AFTER_TROUBLE = 1.0
 
@@ -32,8 +34,9 @@ _AFTER_TROUBLE = 1.0
 class Cluster(AsyncClient):
     """The cluster's API, with what lightkube lacks."""
 
-    async def remove(self, job: Job, *, wait_for_pods: bool = True) -> None:
-        """Delete this very Job, not one that has its name by now. It stays until its pods are gone, if so wished."""
+    async def remove(self, job: Job, *, wait_for_pods: bool = True) -> bool:
+        """Delete this very Job, not one that has its name by now, nor one that another attempt has adopted: False if it
+        has changed since it was read. It stays until its pods are gone, if so wished."""
         assert job.metadata is not None
         raw: Any = self._client
         request = raw.prepare_request("delete", Job, name=job.metadata.name, namespace=job.metadata.namespace)
@@ -41,11 +44,40 @@ class Cluster(AsyncClient):
             "kind": "DeleteOptions",
             "apiVersion": "v1",
             "propagationPolicy": "Foreground" if wait_for_pods else "Background",
-            "preconditions": {"uid": job.metadata.uid},
+            "preconditions": {"uid": job.metadata.uid, "resourceVersion": job.metadata.resourceVersion},
         }
         response = await raw.send(raw.build_adapter_request(request))
         if response.status_code not in (404, 409):  # there is none, or it is another
             raw.raise_for_status(response)
+        return bool(response.status_code != 409)
+
+    async def job(self, name: str, namespace: str) -> Job | None:
+        """The Job of that name, if there is one."""
+        try:
+            return await self.get(Job, name, namespace=namespace)
+        except httpx2.HTTPStatusError as exc:
+            if code_of(exc) == 404:
+                return None
+            raise
+
+    async def pods_of(self, job: Job) -> list[Pod]:
+        """What the Job has made."""
+        assert job.metadata is not None and job.metadata.namespace is not None
+        labels: Any = {RUN: label_of(job, RUN)}
+        found = self.list(Pod, namespace=job.metadata.namespace, labels=labels)
+        return [pod async for pod in found if _owner_of(pod) == job.metadata.uid]
+
+    async def adopt(self, found: _Thing, metadata: dict[str, Any]) -> _Thing | None:
+        """Write other labels and annotations on it; None if it has changed since it was read."""
+        had = found.metadata
+        assert had is not None and had.name is not None and had.namespace is not None
+        change = {"metadata": {**metadata, "resourceVersion": had.resourceVersion}}
+        try:
+            return await self.patch(type(found), had.name, change, namespace=had.namespace, patch_type=PatchType.MERGE)
+        except httpx2.HTTPStatusError as exc:
+            if code_of(exc) in (404, 409):
+                return None
+            raise
 
     async def output(self, pod: str, namespace: str, since: int | None) -> AsyncIterator[bytes]:
         """What a pod's container writes, until its end. Bytes, because a line may be longer than our memory."""
@@ -167,6 +199,11 @@ def label_of(found: Job | Pod, name: str) -> str:
     """A label; empty if there is none."""
     labels = found.metadata.labels if found.metadata is not None else None
     return str((labels or {}).get(name, ""))
+
+
+def _owner_of(pod: Pod) -> str | None:
+    owners = pod.metadata.ownerReferences if pod.metadata is not None else None
+    return owners[0].uid if owners else None
 
 
 def _key(pod: Pod) -> tuple[str, str]:

@@ -1,10 +1,10 @@
 """Target `kubernetes`: a Job of the cluster for each attempt.
 
-A Job is named after its run, so a cluster never has two attempts of one run in a namespace: an earlier one is in the
-way of a later one, which deletes it and waits until it is gone. That is also all there is to adopting a Job after a
-worker's restart: the new worker has another id and so does not own what the old one claimed; the run's next attempt,
-here or elsewhere, has a higher fence, and takes the place. What nobody claims again is deleted when a worker of the
-same machine starts, or ends by its own deadline.
+A Job is named after its run, so a cluster never has two attempts of one run in a namespace. It outlives its worker: one
+that goes, or is lost, lets it run on. The run's next attempt, here or elsewhere, has a higher fence, finds the Job in
+its place, and adopts it, which is to write its own fence on it; what an earlier attempt left that cannot be adopted, it
+deletes, and waits until it is gone. What nobody adopts is deleted after a while by whoever let it go, or by a worker
+that starts on the same machine, or ends by its own deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightkube.types import PatchType
 
 from tocsin.errors import SetupError
 from tocsin.telemetry import get_logger
-from tocsin.worker.executors import STOP_GRACE, Attempt, environment, overlong
+from tocsin.worker.executors import STOP_GRACE, Attempt, Sink, environment, overlong
 from tocsin.worker.executors.cluster import (
     FENCE,
     LOOK_ANEW,
@@ -36,14 +36,23 @@ from tocsin.worker.executors.cluster import (
     label_of,
     words_of,
 )
-from tocsin.worker.executors.podstate import CONTAINER, enforced, exit_of, has_output, is_over, quantities, waits_for
+from tocsin.worker.executors.podstate import (
+    CONTAINER,
+    can_be_adopted,
+    enforced,
+    exit_of,
+    has_output,
+    is_over,
+    quantities,
+    waits_for,
+)
 from tocsin.worker.executors.remote import Exit, Remote, RemoteExecutor, Superseded, pauses, whole
 from tocsin.worker.owner import Owner, is_orphan
 from tocsin.worker.targets import KubernetesTarget
 
 log = get_logger("worker")
 
-WORKER, OWNER, DEADLINE = "tocsin.dev/worker", "tocsin.dev/owner", "tocsin.dev/deadline"
+WORKER, OWNER, DEADLINE, WORK = "tocsin.dev/worker", "tocsin.dev/owner", "tocsin.dev/deadline", "tocsin.dev/work"
 _MANAGED = {"app.kubernetes.io/managed-by": "tocsin"}
 _PULL = {"missing": "IfNotPresent", "always": "Always", "never": "Never"}
 
@@ -51,6 +60,7 @@ _LAST_OUTPUT = 30.0
 _END_IS_TOLD_WITHIN = 5.0  # after the end of a pod's output
 _BEYOND_TIMEOUT = 60.0  # so long after its time-out a Job ends by itself, if nobody is there to end it
 _KEPT_AFTER = 600  # seconds that a Job stays that nobody deletes
+_ADOPTED_WITHIN = 600.0  # seconds; what was let go and no attempt wants for so long is deleted
 
 
 class KubernetesExecutor(RemoteExecutor):
@@ -66,6 +76,7 @@ class KubernetesExecutor(RemoteExecutor):
         self._cluster = cluster
         self._client: Cluster | None = None
         self._pods: dict[str, Pods] = {}
+        self._let_go: dict[tuple[str, str, str], asyncio.Task[None] | None] = {}
 
     @property
     def client(self) -> Cluster:
@@ -83,34 +94,56 @@ class KubernetesExecutor(RemoteExecutor):
             self._pods[namespace] = Pods(self.client, namespace, self.labels)
         return self._pods[namespace]
 
+    def let_go(self, namespace: str, name: str, fence: str) -> None:
+        """Nobody sees this Job through any more, until an attempt adopts it."""
+        self._let_go.setdefault((namespace, name, fence))
+
+    def serve(self, sink: Sink) -> None:
+        super().serve(sink)
+        for key, task in self._let_go.items():
+            # Not before: while there is no server to be heard, no attempt can come.
+            self._let_go[key] = task or asyncio.ensure_future(self._delete_unless_adopted(*key))
+
     async def open(self) -> None:
         try:
-            removed = sum([await self._sweep(namespace) for namespace in self.namespaces])
+            orphans = sum([await self._sweep(namespace) for namespace in self.namespaces])
         except TROUBLE as exc:
             raise SetupError(f"the cluster ({self._cluster}) does not let us work: {exc}") from exc
-        log.info("runs Jobs", namespaces=self.namespaces, orphans_removed=removed)
+        log.info("runs Jobs", namespaces=self.namespaces, orphans=orphans)
 
     async def close(self) -> None:
         await super().close()
         for pods in self._pods.values():
             await pods.close()
         self._pods = {}
+        for task in filter(None, self._let_go.values()):
+            task.cancel()
+        self._let_go = {}
         if self._client is not None:
             await self._client.close()
             self._client = None
 
     async def _sweep(self, namespace: str) -> int:
-        """Delete what workers of this machine that are no more have left."""
-        removed = 0
+        """Count what workers of this machine that are no more have left. An attempt may still come for it."""
+        orphans = 0
         async for job in self.client.list(Job, namespace=namespace, labels=_MANAGED):  # type: ignore[arg-type]
             notes = (job.metadata and job.metadata.annotations) or {}
             owner, deadline = Owner.parse(notes.get(OWNER, "")), notes.get(DEADLINE, "")
             if owner is None or not deadline.isdecimal():
                 continue
             if is_orphan(owner, int(deadline), here=self.owner, now=time.time()):
-                await self.client.remove(job)
-                removed += 1
-        return removed
+                self.let_go(namespace, str(job.metadata and job.metadata.name), label_of(job, FENCE))
+                orphans += 1
+        return orphans
+
+    async def _delete_unless_adopted(self, namespace: str, name: str, fence: str) -> None:
+        await asyncio.sleep(_ADOPTED_WITHIN)
+        async for _ in pauses():
+            with contextlib.suppress(*TROUBLE):
+                job = await self.client.job(name, namespace)
+                if job is None or label_of(job, FENCE) != fence or await self.client.remove(job):
+                    del self._let_go[namespace, name, fence]
+                    return
 
 
 class _Job(Remote):
@@ -135,7 +168,9 @@ class _Job(Remote):
         pods = self._cluster.pods(self._namespace)
         pods.follow(self)
         try:
-            await self._release(await self._create())
+            made = await self._create()
+            if made is not None:
+                await self._release(made)
             return await self._follow()
         except _NameTaken:
             return Exit(error_class="start", message=f"there is a Job {self._name} which is not ours")
@@ -148,17 +183,20 @@ class _Job(Remote):
 
     async def ask(self) -> None:
         with contextlib.suppress(*TROUBLE):  # then it is asked again, with less patience
-            if (job := await self._mine()) is not None:
-                await self._cluster.client.remove(job)
+            while (job := await self._mine()) is not None:
+                if await self._cluster.client.remove(job):
+                    return
 
     async def remove(self) -> None:
         has_ended = self._pod is not None and is_over(self._pod)
         async for _ in pauses():
             try:
                 job = await self._mine()
-                if job is not None:
-                    await self._cluster.client.remove(job, wait_for_pods=not has_ended)
-                if job is None or has_ended:
+                if job is None:
+                    return
+                if not await self._cluster.client.remove(job, wait_for_pods=not has_ended):
+                    continue
+                if has_ended:
                     return
                 await self._hurry()
                 await self._deletion_of(job)
@@ -166,6 +204,12 @@ class _Job(Remote):
                 log.warning("a Job cannot be deleted yet", name=self._name, why=str(exc))
                 if has_ended:  # what is left of it goes by itself
                     return
+
+    def let_go(self) -> bool:
+        if self._pod is None or not can_be_adopted(self._pod):
+            return False
+        self._cluster.let_go(self._namespace, self._name, str(self.attempt.run.fence))
+        return True
 
     def waits_for(self) -> str:
         return waits_for(self._pod)
@@ -194,8 +238,8 @@ class _Job(Remote):
             return f"this worker may not run jobs as the service account {account}"
         return ""
 
-    async def _create(self) -> Job:
-        """A Job that does not run yet, alone in its place."""
+    async def _create(self) -> Job | None:
+        """A Job that does not run yet, alone in its place; none if there was one that could be adopted."""
         async for _ in pauses():
             try:
                 document: Any = Job.from_dict(self._document())
@@ -204,16 +248,51 @@ class _Job(Remote):
             except HTTPStatusError as exc:
                 if code_of(exc) != 409:
                     raise
-            found = await self._named()
+            found = await self._cluster.client.job(self._name, self._namespace)
             if found is None:
                 continue
             if label_of(found, RUN) != self.attempt.run.run_id:
                 raise _NameTaken
             if int(label_of(found, FENCE)) > self.attempt.run.fence:
                 raise Superseded
-            await self._cluster.client.remove(found)
-            await self._deletion_of(found)
+            if await self._would_do_the_same(found):
+                if await whole(self._adopt(found)):
+                    return None
+            elif await self._cluster.client.remove(found):
+                await self._deletion_of(found)
         raise AssertionError
+
+    async def _would_do_the_same(self, job: Job) -> bool:
+        """Whether this attempt may as well go on with an earlier one's Job."""
+        assert job.metadata is not None
+        same = (job.metadata.annotations or {}).get(WORK) == self._work
+        if not same or job.metadata.deletionTimestamp is not None:
+            return False
+        pods = await self._cluster.client.pods_of(job)
+        return len(pods) == 1 and can_be_adopted(pods[0])
+
+    async def _adopt(self, job: Job) -> bool:
+        """Make it this attempt's; False if it has changed meanwhile. From here on its old worker, should it be alive,
+        neither deletes it nor is heard. First the Job, which decides whose it is: after whoever dies in between comes
+        an attempt that adopts both."""
+        client, labels = self._cluster.client, {**self._cluster.labels, FENCE: str(self.attempt.run.fence)}
+        mine = await client.adopt(job, {"labels": labels, "annotations": {OWNER: str(self._cluster.owner)}})
+        if mine is None:
+            return False
+        self.begun = True
+        adopted: Pod | None = None
+        while adopted is None:
+            match await client.pods_of(mine):
+                case [pod]:
+                    adopted = await client.adopt(pod, {"labels": labels})
+                case _:
+                    return False
+        assert mine.metadata is not None and mine.metadata.annotations is not None
+        ends = int(mine.metadata.annotations[DEADLINE]) - STOP_GRACE - _BEYOND_TIMEOUT
+        self.times_out_in(max(ends - time.time(), 0.0))
+        self.note("an earlier attempt lost its worker; this one goes on with its Job and tells all of its output")
+        self.saw(adopted)
+        return True
 
     async def _release(self, job: Job) -> None:
         """Give it its environment and let it run. The environment has secrets, so it is none of the Job's own fields;
@@ -240,11 +319,19 @@ class _Job(Remote):
     def _secret(self) -> str:
         return f"{self._name}-{self.attempt.run.fence}"
 
+    @property
+    def _work(self) -> str:
+        """What is to be done, in short: a run that is tried again by hand may be another by now. No value of its
+        environment is in it, for some are secret and easily guessed."""
+        target, resources = self._target, self.attempt.resources
+        told = repr((target.image, target.command, target.service_account, sorted(target.env), quantities(resources)))
+        return hashlib.sha256(told.encode()).hexdigest()[:40]
+
     def _document(self) -> dict[str, Any]:
         run = self.attempt.run
         labels = {**self._cluster.labels, RUN: run.run_id, FENCE: str(run.fence)}
         lasts = run.timeout_ms / 1000 + STOP_GRACE + _BEYOND_TIMEOUT
-        notes = {OWNER: str(self._cluster.owner), DEADLINE: f"{time.time() + lasts:.0f}"}
+        notes = {OWNER: str(self._cluster.owner), DEADLINE: f"{time.time() + lasts:.0f}", WORK: self._work}
         return {
             "metadata": {
                 "name": self._name,
@@ -344,17 +431,9 @@ class _Job(Remote):
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _named(self) -> Job | None:
-        try:
-            return await self._cluster.client.get(Job, self._name, namespace=self._namespace)
-        except HTTPStatusError as exc:
-            if code_of(exc) == 404:
-                return None
-            raise
-
     async def _mine(self) -> Job | None:
         """The Job, unless it is gone or another attempt's."""
-        found = await self._named()
+        found = await self._cluster.client.job(self._name, self._namespace)
         return found if found is not None and label_of(found, FENCE) == str(self.attempt.run.fence) else None
 
     async def _hurry(self) -> None:

@@ -38,6 +38,14 @@ def exit_of(pod: Pod) -> Exit | None:
     return None
 
 
+def can_be_adopted(pod: Pod) -> bool:
+    """Whether another attempt may go on with it: it runs, will run, or has ended by itself and may have told nobody."""
+    if pod.metadata is None or pod.metadata.deletionTimestamp is not None:
+        return False
+    exit_ = exit_of(pod)
+    return exit_ is None or exit_.error_class in ("", "exit", "signal", "oom")
+
+
 def is_over(pod: Pod) -> bool:
     """Whether nothing of it runs any more, nor ever will."""
     finished = pod.status is not None and pod.status.phase in ("Succeeded", "Failed")

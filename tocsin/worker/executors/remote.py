@@ -80,6 +80,7 @@ class RemoteExecutor(Executor):
                 log.error("the engine does not say that all runs are gone", kind=self.kind, runs=len(left))
 
     async def _see_through(self, attempt: Attempt, remote: Remote) -> None:
+        end: Finished | None
         try:
             end = await remote.run()
         except Exception as exc:  # the slot must come free, whatever is wrong with us
@@ -87,7 +88,10 @@ class RemoteExecutor(Executor):
             message = f"{type(exc).__name__}: {exc}; whether it still runs is not known"
             end = attempt.finished("failed", error_class="worker", message=message)
         del self._under_way[attempt]
-        remote.sink.ended([(attempt, end)])
+        if end is None:
+            remote.sink.handed_back([attempt])
+        else:
+            remote.sink.ended([(attempt, end)])
 
 
 class Remote(ABC):
@@ -101,6 +105,7 @@ class Remote(ABC):
         self._asked, self._killed = asyncio.Event(), asyncio.Event()
         self._lost: Why | None = None
         self._over = False
+        self._timer: asyncio.TimerHandle | None = None
         self._limit = OutputLimit()
         self._splitters: dict[str, LineSplitter] = {}
 
@@ -115,6 +120,11 @@ class Remote(ABC):
     @abstractmethod
     async def remove(self) -> None:
         """End it if need be, and leave nothing of it behind. To return is the proof."""
+
+    def let_go(self) -> bool:
+        """Whether it runs on without its worker, which goes or was lost, for the run's next attempt to take over; else
+        it is ended."""
+        return False
 
     def waits_for(self) -> str:
         """Why it has not begun yet, if the engine has said so."""
@@ -132,13 +142,23 @@ class Remote(ABC):
             self._lost = self._lost or why
             self._killed.set()
 
-    async def run(self) -> Finished:
-        """From its start to the proof of its end."""
+    def times_out_in(self, seconds: float | None) -> None:
+        """Stop it then, if it has not ended; never, if it is none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, "timeout")
+
+    async def run(self) -> Finished | None:
+        """From its start to the proof of its end; None if it was let go and runs on."""
+        self.times_out_in(self.attempt.run.timeout_ms / 1000)
         work = asyncio.ensure_future(self.execute())
-        timer = asyncio.get_running_loop().call_later(self.attempt.run.timeout_ms / 1000, self.stop, "timeout")
         await self._until_over(work)
-        timer.cancel()
+        self.times_out_in(None)
         self._over = True  # from here on a wish to end it comes too late
+        if self._lost is not None and not self.attempt.stopping and self.let_go():
+            await _cancel(work)
+            return None
         if not self.begun:
             await _cancel(work)
         await self.remove()
