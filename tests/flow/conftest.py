@@ -123,3 +123,12 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
     monkeypatch.setattr(report, "_report_once", listening)
     return found
+
+
+@pytest.fixture
+async def other(scene: Scene) -> AsyncIterator[Database]:
+    """The same database, as a second server has it."""
+    db = Database(scene.db.url, size=2)
+    await db.open()
+    yield db
+    await db.close()

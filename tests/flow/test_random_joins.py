@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -131,14 +130,6 @@ class Player:
             list(self.names),
         )
         return [(self.names[str(row["job_id"])], (row["state"], row["reason"])) for row in rows]
-
-
-@pytest.fixture
-async def other(scene: Scene) -> AsyncIterator[Database]:
-    db = Database(scene.db.url, size=2)
-    await db.open()
-    yield db
-    await db.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -223,14 +222,6 @@ class Fleet:
 
 def _told(end: reference.End) -> reference.End:
     return end if end[0] == "skipped" else (end[0], None)
-
-
-@pytest.fixture
-async def other(scene: Scene) -> AsyncIterator[Database]:
-    db = Database(scene.db.url, size=2)
-    await db.open()
-    yield db
-    await db.close()
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))
