@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import HORIZON, Scene, end_of
-from tests.flow.test_plan import other
 from tocsin.flow import fill as step
 from tocsin.flow import sweep
-from tocsin.flow.fill import Filled, Tables, fill
+from tocsin.flow.fill import PIECE, Filled, Tables, fill
 from tocsin.flow.plan import plan
 from tocsin.store.db import Database, Row
 
@@ -23,7 +22,6 @@ W = str(uuid.uuid4())
 DAY = timedelta(days=1)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 DAILY = {"cron": "0 0 * * *"}
-__all__ = ["other"]
 
 
 async def ask(scene: Scene, job: dict[str, Any], days: int = 3, **request: Any) -> dict[str, Any]:
@@ -165,6 +163,19 @@ async def test_a_backfill_of_a_workflow_counts_with_its_nodes(scene: Scene) -> N
     assert await logical(scene, workflow) == days(2), "one at a time, although it is larger than the quota"
     await turn(scene)
     assert await logical(scene, workflow) == days(2)
+
+
+async def test_a_backfill_gets_its_runs_in_pieces(scene: Scene) -> None:
+    """All that it may have at once would hold up live work."""
+    job = await scene.job(schedule=DAILY)
+    await ask(scene, job, 20, max_concurrency=10)
+    assert (await turn(scene))[1:] == (PIECE, False, True)
+    assert (await turn(scene))[1:] == (2, False, False)
+    node = {"target": {"kind": "process", "command": ["true"]}}
+    flow = {"name": "flow", "jobs": {"a": node, "b": node}, "schedule": DAILY}
+    await ask(scene, await scene.api.post("/v1/workflows", flow), 9, max_concurrency=3)
+    assert (await turn(scene))[1:] == (2 * 3, False, True), "two runs of a workflow, each with its two nodes"
+    assert (await turn(scene))[1:] == (3, False, False)
 
 
 # ── how runs end ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,15 +15,6 @@ from tocsin.flow.plan import SQL, next_due, plan
 from tocsin.store.db import Database, columns
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture
-async def other(scene: Scene) -> AsyncIterator[Database]:
-    """Another node's database handle."""
-    db = Database(scene.node.settings.database_url, size=4)
-    await db.open()
-    yield db
-    await db.close()
 
 
 async def owed(scene: Scene, job: dict[str, Any]) -> list[datetime]:

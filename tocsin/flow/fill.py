@@ -26,6 +26,7 @@ from tocsin.telemetry import FILLED
 
 SQL = Sql(__file__)
 AT_ONCE = 100  # backfills of one turn
+PIECE = 8  # runs that a backfill gets in a turn, with the nodes of workflows: many at once would hold up live work
 MOST_FAILURES = 100  # that are named; the others are counted
 # What each end of a run counts as.
 COUNTS = {
@@ -36,11 +37,13 @@ COUNTS = {
 
 
 class Filled(NamedTuple):
-    """Where runs were made and how many; whether there is more to do at once, or somebody else was at some of it."""
+    """Where runs were made and how many, with the nodes of workflows; whether there is more to do at once, or somebody
+    else was at some of it; and whether one of them could have more runs than it got."""
 
     hints: list[Hint]
     made: int
     more: bool
+    held_back: bool = False
 
 
 class Tables:
@@ -66,31 +69,35 @@ class Tables:
 
 
 class _Room:
-    """How many more runs may wait, of tenants that have a quota of it: what is beyond waits for another turn."""
+    """How many more runs a backfill may have in this turn, and how many may wait of tenants that have a quota of it:
+    what is beyond waits for another turn."""
 
     def __init__(self, rows: Sequence[Row], nodes: Mapping[str, int]) -> None:
         self._left: dict[int, int] = {row["id"]: row["max_queued"] - row["queued"] for row in rows}
         self._empty = {row["id"] for row in rows if not row["queued"] and row["max_queued"]}
         self._nodes = nodes
+        self.is_short = False  # somebody could have had more
 
     @classmethod
     async def read(cls, connection: Connection, rows: Sequence[Row]) -> _Room:
         """Of the tenants of these backfills."""
         bound = await connection.fetch(SQL["room"], list({row["tenant_id"] for row in rows}))
-        ids = [row["id"] for row in bound]
-        jobs = [row["job_id"] for row in rows if row["tenant_id"] in ids]
-        found = await connection.fetch(SQL["nodes"], ids, jobs) if jobs else []
+        found = await connection.fetch(SQL["nodes"], *columns([(row["tenant_id"], row["job_id"]) for row in rows], 2))
         return cls(bound, {row["id"]: row["nodes"] for row in found})
+
+    def work(self, row: Row) -> int:
+        """The runs that come of one run of a backfill."""
+        return 1 + self._nodes[row["job_id"]]
 
     def take(self, row: Row, wanted: int) -> int:
         """So many of those runs of a backfill that it wants. A workflow with more nodes than its tenant may have
         waiting gets a run when nothing else waits, for it would never get one."""
-        tenant_id = row["tenant_id"]
-        if tenant_id not in self._left:
-            return wanted
-        each = 1 + self._nodes.get(row["job_id"], 0)
-        taken = min(wanted, max(self._left[tenant_id] // each, int(tenant_id in self._empty)))
-        if taken:
+        tenant_id, each = row["tenant_id"], self.work(row)
+        if tenant_id in self._left:
+            wanted = min(wanted, max(self._left[tenant_id] // each, int(tenant_id in self._empty)))
+        taken = min(wanted, max(PIECE // each, 1))
+        self.is_short = self.is_short or taken < wanted
+        if taken and tenant_id in self._left:
             self._left[tenant_id] -= taken * each
             self._empty.discard(tenant_id)
         return taken
@@ -101,6 +108,7 @@ class _Turn(NamedTuple):
 
     row: Row
     runs: list[NewRun]
+    work: int  # the runs that come of each
     next_at: datetime | None
     ended: Sequence[Row]
     state: str
@@ -125,7 +133,8 @@ async def fill(db: Database, tables: Tables, everywhere: bool) -> Filled:
         return Filled([], 0, False)
     async with db.transaction("fill") as connection:
         rows = await connection.fetch(SQL["take"], *columns(due, 2))
-        turns = await _turns(connection, rows, tables)
+        room = await _Room.read(connection, rows)
+        turns = await _turns(connection, rows, tables, room)
         staged = await stage(connection, [run for turn in turns for run in turn.runs])
         made = {row["id"] for row in staged}
         if turns:
@@ -133,14 +142,15 @@ async def fill(db: Database, tables: Tables, everywhere: bool) -> Filled:
         if len(rows) < len(due):
             await connection.execute(SQL["forget"], *columns(due, 2))
     FILLED.inc(len(staged))
-    return Filled(hints(staged), len(staged), len(due) >= AT_ONCE or len(rows) < len(due))
+    work = sum(turn.work * len(turn.runs) for turn in turns)
+    return Filled(hints(staged), work, len(due) >= AT_ONCE or len(rows) < len(due), room.is_short)
 
 
 def _key(row: Row) -> Key:
     return Key(row["tenant_id"], row["id"])
 
 
-async def _turns(connection: Connection, rows: Sequence[Row], tables: Tables) -> list[_Turn]:
+async def _turns(connection: Connection, rows: Sequence[Row], tables: Tables, room: _Room) -> list[_Turn]:
     if not rows:
         return []
     keys = [_key(row) for row in rows]
@@ -152,21 +162,20 @@ async def _turns(connection: Connection, rows: Sequence[Row], tables: Tables) ->
             live[row["id"]] = row["live"]
         else:
             ended[row["id"]].append(row)
-    room = await _Room.read(connection, rows)
     return [_turn(row, timetables[_key(row)], live[row["id"]], ended[row["id"]], room) for row in rows]
 
 
 def _turn(row: Row, table: Timetable, live: int, ended: Sequence[Row], room: _Room) -> _Turn:
     state, next_at = row["state"], row["next_at"]
     if state in ("running", "paused") and row["job_state"] not in ("active", "paused"):
-        return _Turn(row, [], next_at, ended, "cancelled")
+        return _Turn(row, [], 0, next_at, ended, "cancelled")
     instants: list[datetime] = []
     if state == "running" and next_at is not None and live < row["max_concurrency"]:
         more = room.take(row, row["max_concurrency"] - live)
         instants, next_at = due_between(table, next_at, row["to_at"], more)
     if state in ("running", "paused") and next_at is None and not live and not instants:
         state = "completed"
-    return _Turn(row, _runs(row, instants), next_at, ended, state)
+    return _Turn(row, _runs(row, instants), room.work(row), next_at, ended, state)
 
 
 def _runs(row: Row, instants: Sequence[datetime]) -> list[NewRun]:

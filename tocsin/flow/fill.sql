@@ -50,11 +50,10 @@ select t.id, t.max_queued,
  where t.id = any($1::int[]) and t.max_queued is not null
 
 -- :name nodes
--- Of these jobs those that are workflows, and how many nodes a run of each brings along.
-select n.workflow_id::text as id, count(*)::int as nodes
-  from jobs n
- where n.tenant_id = any($1::int[]) and n.workflow_id = any($2::uuid[])
- group by n.workflow_id
+-- How many nodes a run of each of these jobs brings along; none, if it is no workflow.
+select k.id::text as id,
+       (select count(*) from jobs n where n.tenant_id = k.tenant_id and n.workflow_id = k.id)::int as nodes
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
 
 -- :name plans
 select b.tenant_id, b.id::text as id, b.plan, b.from_at, b.to_at

@@ -14,7 +14,7 @@ from tocsin.store.db import Database
 _SWEEP_SECONDS = 1.0
 # After each turn it rests, for as long as so many turns take, or the runs that it made: nobody waits for the past, what
 # ends meanwhile is taken up together, and where the database is busy with live work there is less of this, not more.
-_REST_PER_TURN, _REST_PER_RUN = 15, 0.05
+_REST_PER_TURN, _REST_PER_RUN = 15, 0.025
 _SHORTEST_REST, _LONGEST_REST = 0.05, 1.0
 
 
@@ -43,6 +43,8 @@ class Backfiller(Loop):
         if everywhere:
             self._sweep_at = begun + _SWEEP_SECONDS
         filled = await fill(self._db, self._tables, everywhere)
+        if filled.held_back:
+            self._sweep_at = float("-inf")
         if filled.hints:
             self._hint(filled.hints)
         now = time.monotonic()
