@@ -432,7 +432,7 @@ async def test_while_an_older_server_lives_documents_stay_whole(scene: Scene, wo
     job = await scene.api.post("/v1/jobs", body)
     assert job["target"]["body"] == LARGE_BODY
     await scene.sql.execute("delete from servers where name = 'old'")
-    scene.node.contents._parcels._looked_at = float("-inf")
+    scene.node.parcels._understood.clear()
     assert (await scene.api.call("PUT", "/v1/jobs/by-name/j", json=body))["version"] == 1
     changed = await scene.api.call("PATCH", f"/v1/jobs/{job['id']}", json={"target": {"body": {"more": 1}}})
     assert "$payload" in changed["target"]["body"]

@@ -36,6 +36,7 @@ from tocsin.flow import (
     seal,
     submit,
     sweep,
+    unfold,
     usage,
 )
 from tocsin.flow.shared import calendars as shared_calendars
@@ -65,6 +66,7 @@ STEPS = (
     seal,
     submit,
     sweep,
+    unfold,
     usage,
     joins,
     dependencies,

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from tests.flow.kit import Scene, end_of
-from tocsin.flow.report import ERROR_LIMIT, RESULT_LIMIT, Returned, give_back
+from tocsin.flow.report import ERROR_LIMIT, Returned, give_back
+from tocsin.model.packed import MOST_RESULT
 from tocsin.wire import RunError
 
 W = str(uuid.uuid4())
@@ -250,13 +251,13 @@ async def test_characters_that_postgresql_refuses_are_escaped_and_stored(scene: 
 async def test_what_is_too_large_is_cut_and_marked(scene: Scene) -> None:
     fits, large = await scene.ask(await scene.job(), 2)
     keys = await scene.taken(W)
-    results = {fits: "x" * (RESULT_LIMIT - 2), large: "x" * (RESULT_LIMIT - 1)}
+    results = {fits: "ü" * (MOST_RESULT // 2 - 1), large: "ü" * (MOST_RESULT // 2)}
     ends = [end_of(k, result=results[k[0]]) for k in keys]
     ends[0].error = RunError(class_="C" * 10_000, message="m" * 100_000)
     await scene.end(W, *ends)
     assert (await scene.run(fits))["result"] == results[fits]
     cut = (await scene.run(large))["result"]
-    assert cut["tocsin_truncated"] is True and cut["bytes"] == RESULT_LIMIT + 1
+    assert cut["tocsin_truncated"] is True and cut["bytes"] == MOST_RESULT + 2
     error = (await scene.run(keys[0][0]))["error"]
     assert len(error["class"]) == 256 and len(error["message"]) == ERROR_LIMIT
 

@@ -80,6 +80,7 @@ class House:
             "insert into ended_joins (tenant_id, job_id, join_key, run_id) values ($1, $2, $2, $2)",
             *(self.id, first["id"]),
         )
+        await self.scene.sql.execute("insert into unmapped (tenant_id, run_id) values ($1, $2)", self.id, first["id"])
         past = {"from": "2020-01-01T00:00:00Z", "to": "2022-01-01T00:00:00Z", "args": {"say": self.word}}
         filled = await self.post(f"/v1/jobs/{first['id']}/backfill", past)
         await self.scene.sql.execute(
@@ -155,7 +156,7 @@ class Town:
 
     def end(self, run: Row) -> dict[str, Any]:
         word = self.word(run)
-        return told(key_of(run), "failed", result={"say": word}, error={"class": word, "message": word})
+        return told(key_of(run), "failed", result=BIG | {"say": word}, error={"class": word, "message": word})
 
     async def erase(self) -> None:
         """All of it, without waiting for what may come late."""

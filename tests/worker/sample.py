@@ -89,7 +89,8 @@ def fail_sync() -> None:
 
 @app.function
 async def give_back(what: str) -> Any:
-    return {"set": {1, 2}, "big": "x" * 100_000, "object": object(), "float": float("nan"), "int": 2**70}[what]
+    odd = {"set": {1, 2}, "object": object(), "float": float("nan"), "int": 2**70}
+    return (odd | {"big": "x" * 100_000, "huge": "x" * 2**23})[what]
 
 
 @app.function

@@ -80,7 +80,10 @@ async def test_exceptions(shared: Gateway) -> None:
 
 async def test_results(shared: Gateway) -> None:
     assert (await shared.end_of(shared.python("give_back", "set"))).result in ([1, 2], [2, 1])
-    assert (await shared.end_of(shared.python("give_back", "big"))).result == {"truncated": True, "bytes": 100_002}
+    assert (await shared.end_of(shared.python("give_back", "big"))).result == "x" * 100_000
+    end = await shared.end_of(shared.python("give_back", "huge"))
+    assert end.outcome == "failed" and end.give_up and end.result is None
+    assert end.error is not None and end.error.class_ == "result_too_large" and "8,388,610 bytes" in end.error.message
     assert (await shared.end_of(shared.python("give_back", "float"))).result is None
     for what in ("object", "int"):
         end = await shared.end_of(shared.python("give_back", what))

@@ -39,6 +39,8 @@ from tocsin.cli.text import length, local, milliseconds, pairs, plain, relative,
 if TYPE_CHECKING:
     from tocsin.client.sync import Client
 
+_MOST_SHOWN = 65_536  # characters of a result
+
 app = noun("See what ran, runs and will run; stop it or run it again.")
 
 
@@ -86,8 +88,14 @@ def _fields(run: Document) -> Fields:
     yield "progress", "" if run.get("progress") is None else f"{run['progress']:.0%}"
     yield "exit code", "" if run.get("exit_code") is None else str(run["exit_code"])
     yield "args", pairs(run.get("args"))
-    yield "result", "" if run.get("result") is None else json.dumps(run["result"], ensure_ascii=False)
+    yield "result", _result(run.get("result"))
     yield "tags", pairs(run.get("tags"))
+
+
+def _result(result: object) -> str:
+    """As JSON; of one that would fill a hundred screens the beginning."""
+    text = "" if result is None else json.dumps(result, ensure_ascii=False)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:1000]}… ({len(text):,} characters: --json has them all)"
 
 
 @app.command("list")

@@ -32,6 +32,7 @@ from tocsin.client.testing_workflows import WorkflowProgress
 from tocsin.clock import iso
 from tocsin.model.ids import new_id
 from tocsin.model.job import JobSpec, RunRequest, check
+from tocsin.model.packed import MOST_RESULT
 from tocsin.model.retry import after_failure
 from tocsin.model.scalars import Instant
 from tocsin.model.schedule import check_schedule, spread, timetable
@@ -321,9 +322,12 @@ class Testing:
 
     def _succeed(self, run: _TestRun, result: Any) -> None:
         try:
-            stored = msgspec.json.decode(msgspec.json.encode(result))
+            text = msgspec.json.encode(result)
+            stored = msgspec.json.decode(text)
         except Exception as exc:
             return self._fail(run, Failure("result"), f"the result cannot be stored as JSON: {exc}")
+        if len(text) > MOST_RESULT:
+            return self._fail(run, Failure("result_too_large", give_up=True), f"the result has {len(text):,} bytes")
         self._end(run, {"state": "succeeded", "outcome": "succeeded", "result": stored, "error": None})
 
     def _fail(self, run: _TestRun, failure: Failure, message: str) -> None:

@@ -100,6 +100,7 @@ async def _facts(connection: Connection, tenant_id: int, run_id: str, run: Row, 
         shut_out=shut_out,
         pending=run["pending_parents"] or 0,
         awaited=awaited,
+        folded=run["folded"],
     )
 
 

@@ -8,7 +8,8 @@ select r.state, r.trigger, r.attempt, r.overlap, r.limited, r.blocked_by, r.key_
        r.needs, l.pool, l.kind, l.function, l.labels::text as labels, j.spec, j.key_max, j.rate_gap, j.rate_burst,
        p.policy, p.paused_at as pool_paused_since, h.since as paused_since, m.max as job_max, m.tat as job_tat,
        k.tat as key_tat, c.name as circuit, c.state as circuit_state, c.since as circuit_since,
-       c.next_at as circuit_next_at, r.pending_parents, r.workflow_run_id::text as workflow_run_id, now() as now
+       c.next_at as circuit_next_at, r.pending_parents, r.workflow_run_id::text as workflow_run_id, now() as now,
+       exists (select from unmapped u where u.tenant_id = r.tenant_id and u.run_id = r.id) as folded
   from runs r
   join lanes l on l.id = r.lane_id
   join pools p on p.name = l.pool

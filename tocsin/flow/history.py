@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tocsin.errors import NotFound
+from tocsin.errors import NotFound, ServerFault
 from tocsin.flow.shared import cold, lanes
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw, run_document
+from tocsin.flow.shared.parcels import Parcels
 from tocsin.model.access import Identity
 from tocsin.model.ids import lowest_id
+from tocsin.model.packed import result_shown
 from tocsin.model.resources import Amounts, why_unschedulable
 from tocsin.model.states import LIVE
 from tocsin.store.db import Connection, Database, Sql
@@ -55,8 +57,11 @@ class Listed(NamedTuple):
     rest: str | None = None
 
 
-async def get_run(db: Database, who: Identity, run_id: str, parquet: Parquet | None = None) -> dict[str, Any]:
-    """One run's document, wherever it is in its life; in the archive only if there is who reads it."""
+async def get_run(
+    db: Database, who: Identity, run_id: str, parquet: Parquet | None = None, parcels: Parcels | None = None
+) -> dict[str, Any]:
+    """One run's document, wherever it is in its life; in the archive only if there is who reads it, and with a large
+    result only if there is who fetches that."""
     # One after the other: planned together, every partition of history would be planned for each live run, too.
     # The second look sees what ended between the two, the third what was archived between those.
     row = await db.fetchrow("app", SQL["get_live"], who.tenant_id, run_id)
@@ -66,6 +71,11 @@ async def get_run(db: Database, who: Identity, run_id: str, parquet: Parquet | N
     if row is None:
         raise NotFound("there is no such run")
     document = run_document(row)
+    if parcels is not None and row["result"] is not None:
+        try:
+            document["result"] = raw(await parcels.whole(who.tenant_id, row["result"]))
+        except ServerFault as lost:  # what else is known of the run is told all the same
+            document["result"] = result_shown(row["result"], error=lost.code)
     if row["needs"] is not None and row["state"] == "ready":
         needs = Amounts(*row["needs"])
         if why_unschedulable(needs, await lanes.totals(db, row["lane_id"])) is not None:
@@ -155,7 +165,7 @@ async def attempts(db: Database, who: Identity, run_id: str, parquet: Parquet) -
             "worker": row["worker"],
             "exit_code": row["exit_code"],
             "error": error_of(row),
-            "result": raw(row["result"]),
+            "result": result_shown(row["result"]),
             "usage": raw(row["usage"]),
             "reason": row["reason"],
         }

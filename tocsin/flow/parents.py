@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tocsin.errors import Conflict, TooLarge
+from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Key
 from tocsin.model.access import Identity
+from tocsin.model.packed import has_references, size_of
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.wire import Parent
 
@@ -30,18 +32,27 @@ async def handed_over(db: Database, runs: Sequence[Key]) -> dict[str, Parents | 
     return {run_id: None if _is_large(ends, WITH_THE_RUN) else _parents(ends) for run_id, ends in told.items()}
 
 
-async def told(db: Database, who: Identity) -> Parents:
+async def told(db: Database, parcels: Parcels, who: Identity) -> Parents:
     """The same for a run that asks with its token, while its attempt is under way."""
     if not await db.fetchval("engine", SQL["holds"], who.tenant_id, who.key_id, who.fence):
         raise Conflict("this attempt is not under way any more", code="superseded")
     rows = await db.fetch("engine", SQL["ends"], [who.tenant_id], [who.key_id], MOST)
     if _is_large(rows, MOST):
         raise TooLarge(f"the results of the runs that it waited for have more than {MOST // 2**20} MiB together")
-    return _parents(rows)
+    out = {}
+    for row in rows:
+        text = None if row["result"] is None else await parcels.whole(who.tenant_id, row["result"])
+        result = None if text is None else msgspec.Raw(text.encode())  # passed on as it is
+        out[row["name"]] = Parent(run_id=row["run_id"], state=row["state"], result=result)
+    return out
 
 
 def _is_large(rows: Sequence[Row], most: int) -> bool:
-    return bool(rows) and rows[0]["size"] > most
+    """Whether the results are more than that together, with all of them that lies elsewhere."""
+    if not rows or rows[0]["size"] > most:
+        return bool(rows)
+    elsewhere = [row["result"] for row in rows if row["result"] is not None and has_references(row["result"])]
+    return bool(elsewhere) and rows[0]["size"] + sum(map(size_of, elsewhere)) > most
 
 
 def _parents(rows: Iterable[Row]) -> Parents:

@@ -10,10 +10,11 @@ select j.tenant_id, j.id::text as id, j.workflow_id::text as workflow_id
 
 -- :name review_uses
 -- Whose time to be looked at has come, up to $1: a run that is live, dead or in hot history needs its arguments, and a job
--- what a document of its names. Those that need nothing any more leave; what they needed is looked at an hour later, when
--- nobody who has read them before can still be making something that needs it, too.
+-- what a document of its names; what a run resulted in is needed for as long as its day is in the archive, too. Those that
+-- need nothing any more leave; what they needed is looked at an hour later, when nobody who has read them before can still
+-- be making something that needs it, too.
 with due as materialized (
-    select u.ctid as place, u.tenant_id, u.object, u.user_id, right(u.object, 64) as sha256
+    select u.ctid as place, u.tenant_id, u.object, u.user_id, u.day, right(u.object, 64) as sha256
       from payload_uses u
      where u.look_at < now()
      order by u.look_at
@@ -24,6 +25,7 @@ with due as materialized (
            exists (select from runs r where r.tenant_id = d.tenant_id and r.id = d.user_id)
         or exists (select from dead_letters l where l.tenant_id = d.tenant_id and l.run_id = d.user_id)
         or exists (select from history h where h.tenant_id = d.tenant_id and h.run_id = d.user_id)
+        or exists (select from archives a where a.tenant_id = d.tenant_id and a.day = d.day and a.expired_at is null)
         or exists (select from jobs j
                     where j.tenant_id = d.tenant_id and j.id = d.user_id and strpos(j.spec, d.sha256) > 0)
         or exists (select from job_versions v

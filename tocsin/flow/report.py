@@ -1,11 +1,13 @@
 """report: end attempts. History row, then the next attempt or the end, for many workers in one commit.
 
 The guard is (run, attempt, fence): a stale report finds nothing, changes nothing, and is answered `superseded`.
+A result that is too large for its row lies in object storage before the transaction that says so (`set_apart`).
 One bad row never fails its neighbours: a batch that the database refuses for its data is halved until it is found.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import time
@@ -14,21 +16,29 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from tocsin.flow.shared import circuits
+import msgspec
+
+from tocsin.errors import Unavailable
+from tocsin.flow.shared import circuits, parcels
 from tocsin.flow.shared.circuits import Called
+from tocsin.flow.shared.cold import day_of
 from tocsin.flow.shared.joins import NOBODY, settle
+from tocsin.flow.shared.parcels import RESULTS, Parcels, Use
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Hint, Key, gates, hints, lock_jobs, lock_limits, release
 from tocsin.model.circuit import Call
+from tocsin.model.ids import parse_id
 from tocsin.model.job import Retry
+from tocsin.model.packed import LARGE, MOST_RESULT
 from tocsin.model.retry import SHORTEST_SPREAD, RetryBudgets, after_failure, after_loss
 from tocsin.store.db import Connection, Database, Row, Sql, columns, is_contention, is_data_error, sparse_columns
-from tocsin.telemetry import DEAD_LETTERS, REPORTED, SSRF_BLOCKED, STEP_SECONDS, STRETCHED, SUPERSEDED
+from tocsin.telemetry import DEAD_LETTERS, REPORTED, SSRF_BLOCKED, STEP_SECONDS, STRETCHED, SUPERSEDED, get_logger
 from tocsin.wire import Finished, RunKey, encode
 
 SQL = Sql(__file__, SHARED)
-RESULT_LIMIT = 65_536
+log = get_logger("report")
+USAGE_LIMIT = 65_536
 ERROR_LIMIT = 8_192
 _TRIES = 5
 _LONGEST_MS = 1e12
@@ -39,12 +49,14 @@ class Ending(NamedTuple):
     """One reported end of an attempt, with the worker that reports it.
 
     `plain`: a success of a run that is known to end nothing but itself (no one-time job, no limit, nobody queued
-    behind it), so that there is nothing to look up before.
+    behind it), so that there is nothing to look up before. `use`: its result lies in object storage, and what it is
+    told with is the reference to that.
     """
 
     worker_id: str
     finished: Finished
     plain: bool = False
+    use: Use | None = None
 
 
 class Reported(NamedTuple):
@@ -54,6 +66,7 @@ class Reported(NamedTuple):
     hints: list[Hint]
     heads: bool = False  # whether a workflow run has come to its end
     fills: bool = False  # whether a run of a backfill may have
+    folded: bool = False  # whether a node is to be unfolded
 
 
 class _Means(NamedTuple):
@@ -130,6 +143,7 @@ async def _bisect(
         left.hints + right.hints,
         left.heads or right.heads,
         left.fills or right.fills,
+        left.folded or right.folded,
     )
 
 
@@ -138,9 +152,10 @@ def _made_harmless(ending: Ending, error: Exception) -> Ending:
     f = ending.finished
     note = f"what the worker sent with this outcome could not be stored: {error}"
     return ending._replace(
+        use=None,
         finished=Finished(
             run_id=f.run_id, attempt=f.attempt, fence=f.fence, outcome=f.outcome, result={"tocsin_note": note[:500]}
-        )
+        ),
     )
 
 
@@ -160,12 +175,13 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
         freed = await release(connection, special.released)
         settled = await settle(connection, rows) if special.awaited else NOBODY
         done = {(row["id"], row["fence"]) for row in rows}
+        await parcels.use(connection, (e.use for e in batch if e.use is not None and _key(e) in done))
         await circuits.count(connection, [told for i, told in special.called.items() if _key(batch[i]) in done])
     accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
     _count(batch, done, accepted)
     DEAD_LETTERS.inc(sum(verdict.state == "dead" and _key(batch[i]) in done for i, verdict in special.verdicts.items()))
     woken = hints([row for row in rows if row["lane_id"] is not None]) + hints(freed) + settled.hints
-    return Reported(accepted, woken, settled.heads, special.fills)
+    return Reported(accepted, woken, settled.heads, special.fills, settled.folded)
 
 
 async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) -> Reported:
@@ -183,8 +199,8 @@ async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) ->
             [f.held_ms if 0 <= f.held_ms < _LONGEST_MS else 0.0 for f in ends],
             [f.ran_ms if 0 <= f.ran_ms < _LONGEST_MS else 0.0 for f in ends],
             *([], [], []),
-            _unless_empty([None if f.result is None else _bounded(f.result) for f in ends]),
-            _unless_empty([None if f.usage is None else _bounded(f.usage) for f in ends]),
+            _unless_empty([None if f.result is None else _bounded(f.result, MOST_RESULT) for f in ends]),
+            _unless_empty([None if f.usage is None else _bounded(f.usage, USAGE_LIMIT) for f in ends]),
             [],
         )
     await db.failpoints.hit("report.after_commit")
@@ -300,8 +316,8 @@ def _columns_of(ending: Ending, verdict: _Next) -> tuple[Any, ...]:
         f.exit_code,
         None if error is None else _storable(error.class_[:256]),
         None if error is None else _storable(error.message[:ERROR_LIMIT]),
-        None if f.result is None else _bounded(f.result),
-        None if f.usage is None else _bounded(f.usage),
+        None if f.result is None else _bounded(f.result, MOST_RESULT),
+        None if f.usage is None else _bounded(f.usage, USAGE_LIMIT),
         verdict.reason,
     )
 
@@ -311,11 +327,11 @@ def _storable(text: str) -> str:
     return _UNSTORABLE.sub(lambda m: f"\\u{ord(m.group()):04x}", text)
 
 
-def _bounded(value: Any) -> str:
-    text = encode(value).decode()
-    if len(text) <= RESULT_LIMIT:
-        return text
-    return encode({"tocsin_truncated": True, "bytes": len(text), "head": text[:1024]}).decode()
+def _bounded(value: Any, most: int) -> str:
+    data = encode(value)
+    if len(data) <= most:
+        return data.decode()
+    return encode({"tocsin_truncated": True, "bytes": len(data), "head": data[:1024].decode(errors="ignore")}).decode()
 
 
 async def _repeated(db: Database, endings: Sequence[Ending]) -> set[RunKey]:
@@ -352,7 +368,57 @@ async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
         settled = await settle(connection, ended)
     accepted = {(row["id"], row["fence"]) for row in rows}
     woken = hints([row for row in rows if row["ready_at"] is not None]) + hints(freed) + settled.hints
-    return Reported(accepted, woken, settled.heads)
+    return Reported(accepted, woken, settled.heads, folded=settled.folded)
+
+
+# ── large results ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def weigh(finished: Sequence[Finished]) -> bool:
+    """Whether one of these results is too large for its row. From here on they are the JSON that is stored, so that
+    nothing is encoded twice."""
+    large = False
+    for f in finished:
+        if f.result is not None:
+            f.result = msgspec.Raw(encode(f.result))
+            large = large or len(f.result) > LARGE
+    return large
+
+
+async def set_apart(db: Database, store: Parcels, endings: Sequence[Ending], within: float) -> list[Ending]:
+    """The same endings, of which what is too large for a row lies in object storage now. What cannot be put there
+    `within` so many seconds stays in its row after all: the worker waits for the answer, or its lease would end."""
+    large = {i: e for i, e in enumerate(endings) if _is_large(e.finished)}
+    out = list(endings)
+    if not large or not await store.understood(RESULTS):
+        return out
+    told = [(e.worker_id, e.finished.run_id, e.finished.fence) for e in large.values()]
+    rows = await db.fetch("vital", SQL["whose"], *columns(told, 3))
+    places = list(large)
+    # Those that are not found have ended before, and nothing of them is stored.
+    found = {places[row["n"] - 1]: row["tenant_id"] for row in rows}
+    apart = await asyncio.gather(*(_set_apart(store, tenant, large[i], within) for i, tenant in found.items()))
+    for i, ending in zip(found, apart, strict=True):
+        out[i] = ending
+    return out
+
+
+def _is_large(f: Finished) -> bool:
+    fits = not isinstance(f.result, msgspec.Raw) or len(f.result) <= LARGE
+    return not fits and len(f.result) <= MOST_RESULT and parse_id(f.run_id) is not None and 0 <= f.fence < 2**63
+
+
+async def _set_apart(store: Parcels, tenant_id: int, ending: Ending, within: float) -> Ending:
+    f = ending.finished
+    try:
+        async with asyncio.timeout(within):
+            parcel = await store.put(tenant_id, bytes(f.result))
+    except (TimeoutError, Unavailable) as error:
+        log.warning("a large result stays in the database", run=f.run_id, bytes=len(f.result), error=str(error))
+        return ending
+    use = Use(tenant_id, parcel.place(tenant_id), f.run_id, day_of(f.run_id))
+    told = msgspec.structs.replace(f, result=msgspec.Raw(parcel.reference.encode()))
+    return Ending(ending.worker_id, told, use=use)
 
 
 async def claims_after(

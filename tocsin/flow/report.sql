@@ -17,6 +17,17 @@ select i.n, r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.job_versi
    and (i.outcome <> 'succeeded' or r.once or r.limited or r.circuit_id is not null or r.feeds is not null or r.joins
         or r.backfill_id is not null or r.overlap in ('queue', 'queue_all', 'replace'))
 
+-- :name whose
+-- Whose the runs are whose attempts end. Those are not answered that have ended already.
+select i.n::int as n, r.tenant_id
+  from unnest($1::uuid[], $2::uuid[], $3::bigint[]) with ordinality as i(worker_id, id, fence, n)
+ cross join lateral (
+        select r.tenant_id, r.fence from runs r
+         where (r.worker_id, r.id) between (i.worker_id, i.id) and (i.worker_id, i.id)
+           and r.state in ('running', 'stopping')
+         limit 1) r
+ where r.fence = i.fence
+
 -- :name finish
 -- running | stopping → succeeded | dead | cancelled (history and gone), or running → staged (another attempt).
 -- A stale fence finds no row, changes nothing, and is not answered. The arrays come in the order of ids, and so do the

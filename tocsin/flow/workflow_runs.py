@@ -12,7 +12,7 @@ from tocsin.flow.shared import cold
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw
 from tocsin.model.access import Identity
 from tocsin.model.graph import Graph, critical_path
-from tocsin.model.packed import shown
+from tocsin.model.packed import shown, size_of
 from tocsin.model.workflow import workflow_of
 from tocsin.store.db import Database, Row, Sql
 from tocsin.store.parquet import Parquet
@@ -130,13 +130,13 @@ def _elements(archived: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     of_nodes = sorted((row for row in archived if _is_element(row)), key=lambda row: str(row["id"]))
     results = [row["result"] if row["result"] is not None else "null" for row in of_nodes]
     return [
-        row | {"runs": 1, "results": result, "bytes": len(result.encode()) + 1}
+        row | {"runs": 1, "results": result, "bytes": size_of(result) + 1}
         for row, result in zip(of_nodes, results, strict=True)
     ]
 
 
 def _size(result: str | None) -> int | None:
-    return None if result is None else len(result.encode())
+    return None if result is None else size_of(result)
 
 
 def _is_element(row: Mapping[str, Any]) -> bool:

@@ -69,9 +69,13 @@ select j.node, j.id::text as job_id, f.id::text as run_id, f.state, f.reason, f.
          where r.tenant_id = $1 and r.workflow_run_id = $2 and r.job_id <> $3
         union all
         select h.run_id, h.job_id, h.state, h.reason, null, h.attempt, h.started_at, h.finished_at, h.error_class,
-               h.error, case when octet_length(h.result) <= 4096 then h.result end, octet_length(h.result), h.origin_run_id,
+               h.error, case when b.bytes <= 4096 then h.result end, b.bytes, h.origin_run_id,
                h.origin_run_id is not null and h.trigger = 'dependency'
           from history h
+         -- What begins with a space is the reference to one in object storage.
+         cross join lateral (
+                select case when left(h.result, 1) = ' ' then substring(h.result, '"size":([0-9]+)')::int
+                            else octet_length(h.result) end as bytes) b
          where h.tenant_id = $1 and h.workflow_run_id = $2 and h.job_id <> $3 and h.final) f
 
 -- :name nodes

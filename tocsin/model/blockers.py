@@ -174,6 +174,7 @@ class Facts(NamedTuple):
     shut_out: bool = False  # its pool is not open to its tenant
     pending: int = 0  # how many it waits for …
     awaited: Sequence[Awaited] = ()  # … and some of them
+    folded: bool = False  # all have ended, and it waits for what it is mapped over to be fetched
 
 
 def blockers(facts: Facts) -> list[Blocker]:
@@ -214,6 +215,8 @@ def _not_meant_to_run(facts: Facts) -> Iterator[Blocker]:
 
 
 def _waits(facts: Facts) -> Blocker:
+    if facts.folded:
+        return Blocker("parent", "the list that it is mapped over is large, and is fetched from object storage first")
     named = [_awaited(each) for each in facts.awaited]
     more = facts.pending - len(named)
     told = ", ".join(named) + (f" and {more:,} more" if named and more > 0 else "")

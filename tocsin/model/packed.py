@@ -3,11 +3,17 @@
 Arguments of a run are a JSON object, and a row keeps them as text. Those that are packed are kept as a JSON string,
 which nobody can ask for, so that what copies a row (a retry, a redrive, history) copies them without knowing. What a
 job's target says is a part of the job's document: in its place stands what is told of it.
+
+A result may be any JSON, a string too. In the place of one that is large stands a reference that begins with a space:
+JSON as we write it has none outside of its strings, and within them quotes are escaped. So nobody's own result is taken
+for one, and it is found within the list, too, that the runs of a mapped node result in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -15,6 +21,10 @@ import msgspec
 from msgspec import Meta
 
 LARGE = 64 * 1024  # bytes, as JSON, from which on something leaves its row
+MOST_RESULT = 8 * 2**20  # bytes, as JSON, of what one run ends with: as many as a request may bring arguments
+_REFERENCE = re.compile(
+    r' \{"\$payload":(\{"size":[0-9]{1,15},"sha256":"[0-9a-f]{64}","day":"[0-9]{4}-[0-9]{2}-[0-9]{2}"\})\}', re.ASCII
+)
 _encode = msgspec.json.encode
 
 
@@ -44,6 +54,11 @@ class Parcel(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     def shown(self) -> dict[str, Any]:
         """What stands in a document in the place of what lies there."""
         return {"$payload": msgspec.structs.asdict(self)}
+
+    @property
+    def reference(self) -> str:
+        """What stands in the place of a result."""
+        return f" {_encode(self.shown).decode()}"
 
 
 def parcel_in(text: str) -> Parcel | None:
@@ -119,3 +134,41 @@ def shown(args: str | None) -> msgspec.Raw | None:
     if found is not None:
         return msgspec.Raw(_encode(found.shown))
     return None if args is None else msgspec.Raw(args.encode())
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def has_references(result: str) -> bool:
+    """Whether something of a result, as its row has it, lies in object storage."""
+    return ' {"$payload":' in result and _REFERENCE.search(result) is not None
+
+
+def parcels_of_result(result: str) -> list[Parcel]:
+    """What of a result lies in object storage, in order."""
+    return [msgspec.json.decode(found[1], type=Parcel) for found in _REFERENCE.finditer(result)]
+
+
+def size_of(result: str) -> int:
+    """Of how many bytes a result is, all that lies elsewhere counted."""
+    own = len(result.encode())
+    return own + sum(p.size - len(p.reference) for p in parcels_of_result(result)) if has_references(result) else own
+
+
+def filled(result: str, contents: Mapping[str, bytes]) -> str:
+    """A whole result: with what lies there, by its digest, in the place of each reference."""
+    return _REFERENCE.sub(lambda found: contents[msgspec.json.decode(found[1], type=Parcel).sha256].decode(), result)
+
+
+def result_shown(result: str | None, **more: str) -> msgspec.Raw | None:
+    """What is told of a result among others: it itself, unless it is large."""
+    if result is None:
+        return None
+    if result[:1] == " " and (parcels := parcels_of_result(result)):
+        return _told(size=parcels[0].size, sha256=parcels[0].sha256, **more)
+    data = result.encode()
+    return msgspec.Raw(data) if len(data) <= LARGE else _told(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _told(**what: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encode({"$payload": what}))

@@ -55,6 +55,7 @@ from tocsin.node.server.login import Logins
 from tocsin.node.server.protocol import HttpServer
 from tocsin.node.server.tls import Certificate
 from tocsin.node.tails import Tails
+from tocsin.node.unfolder import Unfolder
 from tocsin.node.whisper import Whisper
 from tocsin.privacy import hide_memory
 from tocsin.settings import Settings
@@ -87,16 +88,16 @@ class Node:
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
         self.wish_keys = self.master_keys.derive_all("idempotency")
         self.data_keys = DataKeys(self.db, self.master_keys)
-        parcels = Parcels(self.db, self.objects)
-        self.payloads = Payloads(self.db, self.master_keys, self.data_keys, parcels)
-        self.contents = Contents(self.data_keys, parcels)
+        self.parcels = Parcels(self.db, self.objects)
+        self.payloads = Payloads(self.db, self.master_keys, self.data_keys, self.parcels)
+        self.contents = Contents(self.data_keys, self.parcels)
         self.edge = Edge(settings)
         self.issuers = IssuerBook(settings.oidc)
         self.logins = Logins(self)
         self.authenticator = Authenticator(self)
         self.lanes = LaneBook(self.db)
         self.specs = SpecBook(self.db)
-        self.notes = Notebook(self.db, self.specs, self.data_keys, parcels)
+        self.notes = Notebook(self.db, self.specs, self.data_keys, self.parcels)
         self.pools = PoolBook(self.db)
         self.allowances = Allowances(self.db)
         self.dispatcher = Dispatcher(
@@ -108,6 +109,7 @@ class Node:
         )
         self.whisper = Whisper(self.db, self._heard, self._stop, self._forget)
         self.conductor = Conductor(self.db, self.lanes, self.specs, self.tell)
+        self.unfolder = Unfolder(self.db, self.parcels, self.tell)
         self.events = Events(self.db)
         self.tails = Tails(self.db, self.objects)
         self.backfiller = Backfiller(self.db, self.tell)
@@ -138,14 +140,25 @@ class Node:
         await self._compare_objects()
         courier = Courier(SecretBook(self.db, self.master_keys), self.payloads, self.contents, self.notes)
         self.gateway = Gateway(
-            self.db, self.settings, self.dispatcher, self.specs, tokens, courier, self.notes, self.objects, self.tell
+            self.db,
+            self.settings,
+            self.dispatcher,
+            self.specs,
+            tokens,
+            courier,
+            self.notes,
+            self.objects,
+            self.parcels,
+            self.tell,
         )
         guests = (self.gateway, self.events, self.tails)
         self.doorkeeper = Doorkeeper(self.authenticator.living, guests, self.authenticator.note_used)
         sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
         self.dispatcher.on_replace = sweeper.wake
-        self.gateway.on_filled = self.conductor.on_filled = self.backfiller.wake
-        self.gateway.on_heads = self.conductor.wake
+        ends = self.gateway.ends
+        ends.on_filled = self.conductor.on_filled = self.backfiller.wake
+        ends.on_heads = self.unfolder.on_heads = self.conductor.wake
+        ends.on_folded = self.unfolder.wake
         self._loops = [
             self.dispatcher,
             self.whisper,
@@ -155,6 +168,7 @@ class Node:
             Follower(self.db, self.tell),
             self.backfiller,
             self.conductor,
+            self.unfolder,
             Breaker(self.db, self.tell),
             Archivist(self.db, self.objects, self.parquet, self.settings),
             Sealer(self.db),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound
 from tocsin.flow import fleet, logs, parents
 from tocsin.flow.keys import RunTokens
 from tocsin.flow.note import Notebook
-from tocsin.flow.report import Ending, Reported, Returned, attempt_of, claims_after, give_back, held, report
+from tocsin.flow.report import Ending, Returned, attempt_of, claims_after, give_back, held
+from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.specs import SpecBook, SpecKey, StoredSpec
 from tocsin.flow.shared.transitions import Hint, Key, Stop
 from tocsin.flow.tenants import http_allow
@@ -29,6 +29,7 @@ from tocsin.model.retry import RetryBudgets
 from tocsin.model.scalars import Instant
 from tocsin.model.strict import untold
 from tocsin.node.dispatcher import Dispatcher, Poll
+from tocsin.node.ends import Ends
 from tocsin.node.group import GroupCommit
 from tocsin.node.handover import Courier, can_be_told, complete
 from tocsin.settings import Settings
@@ -55,7 +56,6 @@ from tocsin.wire import (
 
 _LONGEST_WAIT = 60.0
 _MOST_SLOTS = 10_000
-_MOST_ENDINGS = 20
 _MOST_PLAIN = 200_000
 _MOST_GIVEN_BACK = 1_000
 _MOST_BACKLOG = 2**40
@@ -104,6 +104,7 @@ class Gateway:
         courier: Courier,
         notes: Notebook,
         objects: ObjectStore,
+        parcels: Parcels,
         hint: Callable[[Sequence[Hint]], None],
     ) -> None:
         self._db = db
@@ -115,10 +116,9 @@ class Gateway:
         self._notes = notes
         self._objects = objects
         self._hint = hint
-        self.on_filled: Callable[[], None] = lambda: None  # a run of a backfill may have ended
-        self.on_heads: Callable[[], None] = lambda: None  # a workflow run may have come to its end
-        self._rng = random.Random()
         self._budgets = RetryBudgets()
+        # A worker waits for two fifths of its lease, and it may be only one of several things that take time.
+        self.ends = Ends(db, specs, parcels, self._budgets, hint, patience=settings.lease_seconds / 5)
         RETRY_SHARE.set_function(lambda: self._budgets.share)
         LOG_BACKLOG.set_function(self._log_backlog)
         self._sessions: dict[str, Session] = {}
@@ -128,7 +128,6 @@ class Gateway:
         self._plain: dict[str, int] = {}
         self._last_instant = EPOCH, iso(EPOCH)
         self._mark = 0  # a claim that was made, the latest that is known here; whoever hears of it asks after it
-        self._reports: GroupCommit[list[Ending], set[RunKey]] = GroupCommit(self._commit_reports, _MOST_ENDINGS)
         self._renewals: GroupCommit[str, str | None] = GroupCommit(self._commit_renewals, 1000)
 
     # ── the four calls ───────────────────────────────────────────────────────────────────────────────────────────
@@ -195,7 +194,7 @@ class Gateway:
         told = [(f.run_id, f.fence) for f in body.finished] + list(body.returned)
         accepted: set[RunKey] = set()
         if body.finished:
-            accepted |= await self._reports.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
+            accepted |= await self.ends.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
         if body.returned:
             back = [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
             async with session.giving_back:
@@ -232,7 +231,7 @@ class Gateway:
         if found.outcome is not None:
             return []
         mask = await self._mask(found.run)
-        if not await self._reports.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))]):
+        if not await self.ends.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))]):
             raise _superseded()
         self._dispatcher.look_for_room()
         return [Stop(who.key_id, found.worker_id, who.fence, ended=True)]
@@ -462,7 +461,7 @@ class Gateway:
             )
             for run_id, attempt, fence, problem in runs
         ]
-        await self._reports.add([Ending(worker_id, end, self._is_plain(end)) for end in ends])
+        await self.ends.add([Ending(worker_id, end, self._is_plain(end)) for end in ends])
 
     def _claimed_run(self, row: Row, stored: StoredSpec, shared: bool, packed: bool) -> ClaimedRun:
         run_id, fence = row["id"], row["fence"]
@@ -506,22 +505,7 @@ class Gateway:
     def _is_plain(self, finished: Finished) -> bool:
         return self._plain.pop(finished.run_id, None) == finished.fence and finished.outcome == "succeeded"
 
-    # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _commit_reports(self, batches: Sequence[list[Ending]]) -> list[set[RunKey]]:
-        keys = [(e.finished.run_id, e.finished.fence) for batch in batches for e in batch]
-        if len(batches) > 1 and len(set(keys)) < len(keys):
-            # Two workers tell the end of one attempt: each is to hear what became of its own word.
-            return [(await self._commit_reports([batch]))[0] for batch in batches]
-        endings = [e for batch in batches for e in batch]
-        done: Reported = await report(self._db, self._specs, endings, self._rng, budgets=self._budgets)
-        if done.hints:
-            self._hint(done.hints)
-        if done.fills:
-            self.on_filled()
-        if done.heads:
-            self.on_heads()
-        return [done.accepted] * len(batches)
+    # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _compare(self, session: Session, body: Report) -> None:
         """A heartbeat lists what the worker has: find stop orders it missed, runs it never got or has dropped, and runs

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.model.packed import shown
+from tocsin.model.packed import result_shown, shown
 from tocsin.store.db import Row
 
 # What a run that was just made has none of yet.
@@ -52,7 +52,7 @@ def run_document(row: Row | Mapping[str, Any]) -> dict[str, Any]:
         "exit_code": row["exit_code"],
         "error": error_of(row),
         "args": shown(row["args"]),
-        "result": raw(row["result"]),
+        "result": result_shown(row["result"]),
         "usage": raw(row["usage"]),
         "tags": raw(row["tags"]) or {},
         "trigger": row["trigger"],

@@ -8,9 +8,9 @@ gets its run when the first of its parents ends.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,7 @@ from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import Family, Hint, Key, NewRun, hints, stage
 from tocsin.model.graph import FULFILLED, UPSTREAM_FAILED, doom, skip_reason
 from tocsin.model.ids import lowest_id, new_ids
+from tocsin.model.packed import Packed, has_references, size_of
 from tocsin.model.workflow import BadMap, Map
 from tocsin.store.db import Connection, Row, Sql, columns
 from tocsin.wire import encode
@@ -26,7 +27,7 @@ from tocsin.wire import encode
 SQL = Sql(__file__, SHARED)
 WANTS = {"s": "success", "f": "failure", "c": "completion"}
 LETTERS = {on: letter for letter, on in WANTS.items()}
-_MOST_BYTES = 64 * 2**20  # of a result that is mapped over
+MOST_BYTES = 64 * 2**20  # of a result that is mapped over
 HEAD, ELEMENT = "h", "m"  # the workflow run that a node belongs to; the node that a mapped run is one of
 
 
@@ -62,13 +63,25 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Settled(NamedTuple):
-    """Where runs became claimable, and whether a workflow run has come to its end."""
+    """Where runs became claimable, whether a workflow run has come to its end, and whether a node is to be unfolded."""
 
     hints: list[Hint]
     heads: bool = False
+    folded: bool = False
+
+
+class Elements(NamedTuple):
+    """The arguments of a mapped node's runs (JSON); and by their places, those of them that lie in object storage."""
+
+    args: list[str]
+    packed: Mapping[int, Packed]
+
+
+AtHand: TypeAlias = Mapping[tuple[str, str], Elements | BadMap]  # by a node's run and its `map`: that may be changed
 
 
 NOBODY = Settled([])  # waited
+_NOTHING: AtHand = {}
 _ENDS = ("doomed", "mapped", "stopped")  # what is decided about runs that end by it
 # A run by hand has its id before its instant: by the moment that its call waits for a commit, or by as much as it was
 # put off when it was asked for.
@@ -91,9 +104,9 @@ async def settle(connection: Connection, rows: Iterable[Row]) -> Settled:
     return await _settle(connection, await _told_by(connection, wave, is_first=True)) if wave else NOBODY
 
 
-async def decide(connection: Connection, runs: Iterable[Key]) -> Settled:
+async def decide(connection: Connection, runs: Iterable[Key], at_hand: AtHand = _NOTHING) -> Settled:
     """Decide about runs that were made to wait for one, and need not: as if it had ended well."""
-    return await _settle(connection, {run: _Told(1, FULFILLED, ()) for run in runs})
+    return await _settle(connection, {run: _Told(1, FULFILLED, ()) for run in runs}, at_hand)
 
 
 async def _told_by(connection: Connection, wave: Sequence[Ended], is_first: bool = False) -> dict[Key, _Told]:
@@ -103,14 +116,14 @@ async def _told_by(connection: Connection, wave: Sequence[Ended], is_first: bool
     return told
 
 
-async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
+async def _settle(connection: Connection, told: dict[Key, _Told], at_hand: AtHand = _NOTHING) -> Settled:
     """Wave by wave. Whoever goes down a graph takes all that it may come to in the order of ids, in which children come
     after their parents, and the heads after all else: so does whoever takes the whole of a graph, and they never wait
     for each other in a circle. Only where another parent's end makes it come further meanwhile than it could see may
     PostgreSQL notice one, and whoever it stops tries again."""
     woken: list[Row] = []
     heads: dict[Key, _Told] = {}
-    is_held = False
+    is_held = folded = False
     while told:
         for head in [key for key, each in told.items() if each.is_head]:
             _add(heads, head, told.pop(head))
@@ -123,12 +136,13 @@ async def _settle(connection: Connection, told: dict[Key, _Told]) -> Settled:
         ends = [(row["tenant_id"], row["id"], *_end(row)) for row in decided if row["what"] in _ENDS]
         for row in decided:
             if row["what"] == "map":
-                made, end = await _map(connection, row)
+                made, end = await _map(connection, row, at_hand.get((row["id"], row["map"])))
                 woken += made
                 ends += [(row["tenant_id"], row["id"], *end)] if end else []
+                folded = folded or not (made or end)
         ended = await connection.fetch(SQL["conclude"], *columns(sorted(ends), 5)) if ends else []
         told = await _told_by(connection, _families(ended))
-    return Settled(hints(woken), any(row["what"] == "head" for row in await _decided(connection, heads)))
+    return Settled(hints(woken), any(row["what"] == "head" for row in await _decided(connection, heads)), folded)
 
 
 async def _decided(connection: Connection, told: dict[Key, _Told]) -> list[Row]:
@@ -177,14 +191,17 @@ def array(ids: Sequence[str]) -> str | None:
 # ── one run for each element ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _map(connection: Connection, row: Row) -> tuple[list[Row], _End | None]:
-    """Make the runs of a mapped node; or say how it ends without any."""
-    about = msgspec.json.decode(row["map"], type=Mapped)
-    try:
-        elements = about.map.args_for(await _result(connection, row["tenant_id"], about))
-    except BadMap as why:
-        return [], ("dead", "map_failed", str(why))
-    if not elements:
+async def _map(connection: Connection, row: Row, elements: Elements | BadMap | None) -> tuple[list[Row], _End | None]:
+    """Make the runs of a mapped node; or say how it ends without any. Neither: the list that it is mapped over lies in
+    object storage, for which nobody waits who holds others up; it is put off until somebody has fetched it."""
+    if elements is None:
+        elements = await _elements(connection, row)
+    if elements is None:
+        await connection.execute(SQL["put_off"], row["tenant_id"], row["id"])
+        return [], None
+    if isinstance(elements, BadMap):
+        return [], ("dead", "map_failed", str(elements))
+    if not elements.args:
         return [], ("succeeded", "mapped", None)
     family = Family(
         logical_at=row["logical_at"],
@@ -193,27 +210,46 @@ async def _map(connection: Connection, row: Row) -> tuple[list[Row], _End | None
         feeds_on=ELEMENT,
         parents=row["parents"],
     )
-    said = await connection.fetchrow(SQL["mapped"], row["tenant_id"], row["id"], len(elements))
-    texts = [encode(each).decode() for each in elements]
+    said = await connection.fetchrow(SQL["mapped"], row["tenant_id"], row["id"], len(elements.args))
+    texts = list(elements.args)
     keys = [key_of_run(row["tenant_id"], said["key_template"], args) for args in texts]
+    for place, packed in elements.packed.items():
+        texts[place] = msgspec.structs.replace(packed, key_id=keys[place]).text
     of_job = row["job_id"], "dependency", row["scheduled_for"], row["priority"]
     runs = [
         NewRun(row["tenant_id"], id_, *of_job, args, row["id"], key_id=key, family=family)
-        for id_, args, key in zip(new_ids(said["now"], len(elements)), texts, keys, strict=True)
+        for id_, args, key in zip(new_ids(said["now"], len(texts)), texts, keys, strict=True)
     ]
     made = await stage(connection, runs)
     # The workflow may have been edited since this run of it began.
     return await connection.fetch(SQL["as_mapped"], row["tenant_id"], row["id"], [run["id"] for run in made]), None
 
 
-async def _result(connection: Connection, tenant_id: int, about: Mapped) -> Any:
-    """What the run ended with that a node is mapped over; raises `BadMap`."""
-    found = await connection.fetchrow(SQL["result"], tenant_id, about.run_id, _MOST_BYTES)
-    if found is None:
-        return None
-    if found["size"] > _MOST_BYTES:
-        raise BadMap(f"the result of {about.map.parent} has more than {_MOST_BYTES // 2**20} MiB")
-    return msgspec.json.decode(found["result"] or "null")
+async def _elements(connection: Connection, row: Row) -> Elements | BadMap | None:
+    """What a node is mapped over, or why that cannot be; None if it is to be fetched."""
+    about = msgspec.json.decode(row["map"], type=Mapped)
+    found = await connection.fetchrow(SQL["result"], row["tenant_id"], about.run_id, MOST_BYTES)
+    try:
+        text = listed(found, about)
+    except BadMap as why:
+        return why
+    return None if has_references(text) else elements_of(text, about)
+
+
+def listed(found: Row | None, about: Mapped) -> str:
+    """What the run ended with that a node is mapped over, as its row (`result`) has it; raises `BadMap`."""
+    text = "null" if found is None or found["result"] is None else found["result"]
+    if found is not None and max(found["size"], size_of(text)) > MOST_BYTES:
+        raise BadMap(f"the result of {about.map.parent} has more than {MOST_BYTES // 2**20} MiB")
+    return str(text)
+
+
+def elements_of(result: str, about: Mapped) -> Elements | BadMap:
+    """The arguments of a mapped node's runs, made of the whole result."""
+    try:
+        return Elements([encode(each).decode() for each in about.map.args_for(msgspec.json.decode(result))], {})
+    except BadMap as why:
+        return why
 
 
 # ── jobs that depend on jobs ─────────────────────────────────────────────────────────────────────────────────────

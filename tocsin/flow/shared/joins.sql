@@ -127,6 +127,15 @@ select case when e.size <= $3 then e.result end as result, e.size
  cross join lateral (select r.result, coalesce(octet_length(r.result), 0) as size) e
  where h.tenant_id = $1 and h.run_id = $2 and h.final
 
+-- :name put_off
+-- It waits for what it is mapped over to be fetched, as for one more parent.
+with noted as (
+    insert into unmapped (tenant_id, run_id) values ($1, $2) on conflict do nothing
+)
+update runs r
+   set pending_parents = 1
+ where (r.tenant_id, r.id) between ($1::int, $2::uuid) and ($1::int, $2::uuid)
+
 -- :name mapped
 -- It waits for so many runs of its own now. Answered is what these have their concurrency keys by.
 update runs r

@@ -12,10 +12,12 @@ with known as (
      order by 1, 2
         on conflict do nothing
 )
-insert into payload_uses (tenant_id, object, user_id, look_at)
-select tenant_id, object, user_id, now() + interval '1 day'
-  from unnest($1::int[], $2::text[], $3::uuid[]) as u(tenant_id, object, user_id)
-    on conflict do nothing
+insert into payload_uses (tenant_id, object, user_id, day, look_at)
+select tenant_id, object, user_id, day, now() + interval '1 day'
+  from unnest($1::int[], $2::text[], $3::uuid[], $4::date[]) as u(tenant_id, object, user_id, day)
+    -- A run that results in its own arguments needs them for longer.
+    on conflict (tenant_id, object, user_id) do update
+   set day = excluded.day where payload_uses.day is null and excluded.day is not null
 
 -- :name older_servers
-select exists (select from servers where newest_migration < '0040' and seen_at > now() - interval '1 minute')
+select exists (select from servers where newest_migration < $1 and seen_at > now() - interval '1 minute')

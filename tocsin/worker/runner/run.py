@@ -17,10 +17,10 @@ from tocsin.client.app import Function
 from tocsin.client.context import Context, Host
 from tocsin.client.failures import BadArguments, meaning
 from tocsin.model.loglines import clean
+from tocsin.model.packed import MOST_RESULT
 from tocsin.worker.frames import Call, CallTarget, Done
 from tocsin.worker.lines import OutputLimit
 
-RESULT_BYTES = 64 * 1024
 MESSAGE_CHARS = 4096
 _OURS = os.path.dirname(__file__)  # frames of the runner itself say nothing to a job's owner
 
@@ -99,16 +99,22 @@ def succeeded(run: Run, ran_ns: int, result: Any) -> Done:
         return Done(cell, started, ran_ns)
     try:
         return Done(cell, started, ran_ns, result=_storable(result))
+    except _TooLarge as exc:  # and another attempt would return as much
+        return Done(cell, started, ran_ns, "failed", "result_too_large", str(exc), give_up=True)
     except Exception as exc:
         message = clean(f"the result of type {type(result).__name__} cannot be stored as JSON: {exc}")[:MESSAGE_CHARS]
         return Done(cell, started, ran_ns, "failed", "result", message)
 
 
+class _TooLarge(Exception):
+    """More than a result may have."""
+
+
 def _storable(result: Any) -> msgspec.Raw:
     """Through JSON and back, because only what survives that can be stored and read by anyone."""
     text = msgspec.json.encode(result)
-    if len(text) > RESULT_BYTES:
-        return msgspec.Raw(_to_msgpack({"truncated": True, "bytes": len(text)}))
+    if len(text) > MOST_RESULT:
+        raise _TooLarge(f"the result has {len(text):,} bytes as JSON, at most {MOST_RESULT:,} are kept")
     return msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
 
 

@@ -47,7 +47,8 @@ async def list_runs_of(call: Call, job: str | None) -> Reply:
 
 @route("GET", "/v1/runs/{id}", "runs.read")
 async def get_run(call: Call) -> Reply:
-    return answer(await history.get_run(call.node.db, call.who, call.id(), call.node.parquet))
+    node = call.node
+    return answer(await history.get_run(node.db, call.who, call.id(), node.parquet, node.parcels))
 
 
 @route("GET", "/v1/runs/{id}/attempts", "runs.read")
@@ -92,7 +93,7 @@ async def retry_run(call: Call) -> Reply:
 @route("GET", "/v1/runs/{id}/parents", "run.read")
 async def get_parents(call: Call) -> Reply:
     call.query()
-    return answer(await parents.told(call.node.db, call.who))
+    return answer(await parents.told(call.node.db, call.node.parcels, call.who))
 
 
 @route("POST", "/v1/runs/{id}/complete", "run.complete")

@@ -1,0 +1,84 @@
+"""unfold: make the runs of nodes that are mapped over a list in object storage.
+
+Whoever ends the last parent of such a node leaves it waiting, for he holds locks that others wait for. Here the list is
+fetched first; then, in one transaction, the node goes on as if its last parent had just ended. Elements that are large
+themselves lie in object storage before a run names them, like all arguments.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from tocsin.errors import ServerFault, Unavailable
+from tocsin.flow.shared import joins
+from tocsin.flow.shared.joins import AtHand, Elements, Mapped, decide, elements_of, listed
+from tocsin.flow.shared.parcels import Parcels
+from tocsin.flow.shared.transitions import Hint, Key
+from tocsin.model.packed import LARGE, Packed
+from tocsin.model.workflow import BadMap
+from tocsin.store.db import Database, Row, Sql
+from tocsin.telemetry import get_logger
+
+SQL = Sql(__file__)
+log = get_logger("unfold")
+_MOST = 20  # nodes that one turn unfolds
+
+
+class Unfolded(NamedTuple):
+    """Where runs became claimable, whether a workflow run has come to its end, and how many nodes went on."""
+
+    hints: list[Hint]
+    heads: bool
+    nodes: int
+
+
+async def unfold(db: Database, parcels: Parcels) -> Unfolded:
+    """Let nodes go on whose list can be fetched. While object storage is down the others wait for the next turn."""
+    hints: list[Hint] = []
+    heads, nodes = False, 0
+    for row in await db.fetch("engine", SQL["folded"], _MOST):
+        node = Key(row["tenant_id"], row["id"])
+        try:
+            at_hand = await _fetched(db, parcels, row)
+        except Unavailable as error:
+            if error.code != "objects_unavailable":
+                raise
+            log.warning("a mapped node waits for object storage", run=node.id, error=error.detail)
+            continue
+        async with db.transaction("unfold", "vital") as connection:
+            if await connection.fetchval(SQL["take"], *node):
+                settled = await decide(connection, [node], at_hand)
+                hints += settled.hints
+                heads, nodes = heads or settled.heads, nodes + 1
+    return Unfolded(hints, heads, nodes)
+
+
+async def _fetched(db: Database, parcels: Parcels, row: Row) -> AtHand:
+    """What a node is mapped over, whole."""
+    if row["map"] is None:
+        return {}
+    about = msgspec.json.decode(row["map"], type=Mapped)
+    found = await db.fetchrow("engine", joins.SQL["result"], row["tenant_id"], about.run_id, joins.MOST_BYTES)
+    elements: Elements | BadMap
+    try:
+        elements = elements_of(await parcels.whole(row["tenant_id"], listed(found, about)), about)
+    except BadMap as why:
+        elements = why
+    except ServerFault as gone:
+        elements = BadMap(f"the result of {about.map.parent} cannot be read: {gone.detail}")
+    if isinstance(elements, Elements):
+        elements = elements._replace(packed=await _packed(parcels, row["tenant_id"], elements.args))
+    return {(row["id"], row["map"]): elements}
+
+
+async def _packed(parcels: Parcels, tenant_id: int, args: list[str]) -> dict[int, Packed]:
+    """Those of the elements that are too large for a row, which lie in object storage from now on."""
+    out = {}
+    for place, text in enumerate(args):
+        data = text.encode() if len(text) > LARGE // 4 else b""
+        if len(data) > LARGE:
+            parcel = await parcels.put(tenant_id, data)
+            out[place] = Packed(size=parcel.size, sha256=parcel.sha256, place=parcel.place(tenant_id))
+    return out

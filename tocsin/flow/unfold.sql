@@ -1,0 +1,15 @@
+-- :name folded
+-- Nodes whose runs are to be made of a list in object storage. `map` is null where the node does not wait any more: it was
+-- cancelled, say.
+select u.tenant_id, u.run_id::text as id, case when r.state = 'waiting' and r.map <> '{}' then r.map end as map
+  from unmapped u
+  left join lateral (
+        select r.state, r.map from runs r
+         where (r.tenant_id, r.id) between (u.tenant_id, u.run_id) and (u.tenant_id, u.run_id)
+         limit 1) r on true
+ order by u.run_id
+ limit $1
+
+-- :name take
+-- One of them, which is unfolded in this transaction; whoever comes second finds nothing.
+delete from unmapped where tenant_id = $1 and run_id = $2 returning true
