@@ -72,6 +72,13 @@ def test_one_run_with_its_attempts(script: Script, tocsin: Tocsin) -> None:
     assert json.loads(tocsin("run", "show", RUN_ID, "--json").stdout) == run()
 
 
+def test_of_a_large_result_the_beginning_is_shown_and_machines_get_all(script: Script, tocsin: Tocsin) -> None:
+    script.on("GET", RUN, run(result="x" * 100_000))
+    shown = tocsin("run", "show", RUN_ID).stdout
+    assert len(shown) < 3000 and "(100,002 characters: --json has them all)" in shown
+    assert json.loads(tocsin("run", "show", RUN_ID, "--json").stdout)["result"] == "x" * 100_000
+
+
 def test_why_a_run_waits_is_told_in_order(script: Script, tocsin: Tocsin) -> None:
     limit = {"code": "limit", "message": "1 of 1 runs of its job are running", "runs": ["r1"]}
     busy = {"code": "busy", "message": "all 8 slots are in use", "since": "2026-12-01T09:00:00.000000Z"}

@@ -47,7 +47,7 @@ def new_app() -> tuple[App, list[Any]]:
             raise GiveUp("no")
         if how == "later":
             raise Retry("busy", after="5m")
-        return object()
+        return "x" * 2**23 if how == "huge" else object()
 
     return app, seen
 
@@ -112,13 +112,14 @@ def test_functions_say_how_their_run_goes_on() -> None:
     app, _ = new_app()
     moody = app.jobs["t.moody"]
     with app.testing(NOW) as testing:
-        given_up, later, odd, wrong = moody.submit_many(
-            [{"how": "give up"}, {"how": "later"}, {"how": "odd"}, {"how": 3}]
+        given_up, later, odd, huge, wrong = moody.submit_many(
+            [{"how": "give up"}, {"how": "later"}, {"how": "odd"}, {"how": "huge"}, {"how": 3}]
         )
         testing.run()
         assert (given_up.state, given_up.document["attempt"]) == ("dead", 1)
         assert later.document["ready_at"] == "2026-03-06T08:05:00.000000Z"
         assert odd.document["error"]["class"] == "result"
+        assert (huge.state, huge.document["error"]["class"]) == ("dead", "result_too_large")
         assert (wrong.state, wrong.document["error"]["class"]) == ("dead", "arguments")
 
 

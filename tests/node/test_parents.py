@@ -112,3 +112,16 @@ async def test_who_was_tried_again_is_told_of_who_succeeded(live: Scene, worker_
     failed = await live.value("select run_id from history where job_id = $1 and state = 'dead'", child["id"])
     await live.api.post(f"/v1/runs/{failed}/retry")
     assert (await turn(worker, {"c": 3}))["c"]["parents"] == last["c"]["parents"]
+
+
+async def test_a_large_list_is_mapped_over_without_anybodys_hand(live: Scene, worker_key: str) -> None:
+    worker = await WorkerHand.register(live.node, worker_key)
+    jobs = {"list": {"target": PROCESS}, "each": {"target": PROCESS, "depends_on": ["list"], "map": {"over": "list"}}}
+    made = await live.api.post("/v1/workflows", {"name": "flow", "jobs": jobs})
+    await live.api.post(f"/v1/workflows/{made['id']}/runs", {})
+    large = ["x" * WITH_THE_RUN, "y"]
+    await turn(worker, {"flow.list": large})
+    found: list[Any] = []
+    while len(found) < len(large):
+        found += (await worker.claim(last_claim=2**40, wait=20))["runs"]
+    assert sorted(run["args"]["item"] for run in found) == large
