@@ -7,6 +7,7 @@ themselves lie in object storage before a run names them, like all arguments.
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from tocsin.telemetry import get_logger
 SQL = Sql(__file__)
 log = get_logger("unfold")
 _MOST = 20  # nodes that one turn unfolds
+_AT_ONCE = 10  # objects
 
 
 class Unfolded(NamedTuple):
@@ -75,10 +77,10 @@ async def _fetched(db: Database, parcels: Parcels, row: Row) -> AtHand:
 
 async def _packed(parcels: Parcels, tenant_id: int, args: list[str]) -> dict[int, Packed]:
     """Those of the elements that are too large for a row, which lie in object storage from now on."""
+    large = [place for place, text in enumerate(args) if len(text) > LARGE // 4 and len(text.encode()) > LARGE]
     out = {}
-    for place, text in enumerate(args):
-        data = text.encode() if len(text) > LARGE // 4 else b""
-        if len(data) > LARGE:
-            parcel = await parcels.put(tenant_id, data)
+    for some in (large[i : i + _AT_ONCE] for i in range(0, len(large), _AT_ONCE)):
+        stored = await asyncio.gather(*(parcels.put(tenant_id, args[place].encode()) for place in some))
+        for place, parcel in zip(some, stored, strict=True):
             out[place] = Packed(size=parcel.size, sha256=parcel.sha256, place=parcel.place(tenant_id))
     return out
