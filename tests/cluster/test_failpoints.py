@@ -21,6 +21,7 @@ from tocsin.clock import iso
 from .cluster import ROOT, Site, until
 from .evidence import instant
 from .play import STORIES, Document, Play, end, story
+from .workflow_stories import WORKFLOWS
 
 MAY = {"from": "2026-05-01T00:00:00Z", "to": "2026-05-13T00:00:00Z"}
 
@@ -355,141 +356,6 @@ async def fill_a_past_range(play: Play) -> None:
     assert (filled["made"], filled["succeeded"], filled["live"]) == (12, 12, 0)
 
 
-DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
-
-
-class Workflow:
-    """A workflow run that is worked at by hand, asked for again and again with one key."""
-
-    def __init__(self, play: Play) -> None:
-        self._play = play
-        self._held: dict[str, Document] = {}
-        self._last = 0
-        self.run: Document = {}
-        self.failing: set[str] = set()
-
-    async def make(self) -> str:
-        await self._play.register()
-        target = {"kind": "process", "command": ["true"]}
-        once = {"target": target, "retry": {"max_attempts": 1}}
-        jobs = {name: once | {"depends_on": parents} for name, parents in DIAMOND.items()}
-        made = await self._play.post("/v1/workflows", {"name": "flow", "jobs": jobs}, key="make")
-        return str(made["id"])
-
-    async def work(self, workflow_id: str) -> Document:
-        """Ask for the run, report what was taken, take more."""
-        self.run = await self._play.post(f"/v1/workflows/{workflow_id}/runs", {}, key="run")
-        ends = [end(run, self._outcome(run)) for run in self._held.values()]
-        await self._play.report(last_claim=self._last, finished=ends)
-        self._held.clear()
-        answer = await self._play.ask(self._last)
-        self._last = answer["claim_id"]
-        self._held.update((run["run_id"], run) for run in answer["runs"])
-        return await self._play.get(f"/v1/workflow-runs/{self.run['id']}")
-
-    def _outcome(self, run: Document) -> str:
-        return "failed" if run["spec"]["name"].removeprefix("flow.") in self.failing else "succeeded"
-
-
-@story("workflow_begin.before_commit", "workflow_begin.after_commit")
-async def begin_a_workflow_run(play: Play) -> None:
-    await _worked_to_its_end(play)
-
-
-@story("report.before_commit", "report.after_commit", "report.before_commit", "report.after_commit")
-async def release_what_waits_for_a_job_of_a_workflow(play: Play) -> None:
-    await _worked_to_its_end(play)
-
-
-@story("workflow_why.before_commit", "workflow_why.after_commit")
-async def end_a_workflow_run(play: Play) -> None:
-    await _worked_to_its_end(play)
-
-
-async def _worked_to_its_end(play: Play) -> None:
-    workflow = Workflow(play)
-    workflow_id = await workflow.make()
-    await play.survive(lambda: workflow.work(workflow_id))
-
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "succeeded"
-
-    await until("all of it has run", ended)
-    run = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
-    assert {node["name"]: node["state"] for node in run["nodes"]} == dict.fromkeys(DIAMOND, "succeeded")
-    for node in run["nodes"]:
-        assert len(await play.runs(node["job_id"])) == 1, "each of its jobs has one run"
-        attempts = (await play.get(f"/v1/runs/{node['run_id']}/attempts"))["items"]
-        assert [attempt["outcome"] for attempt in attempts] == ["succeeded"]
-    assert len(await play.runs(workflow_id)) == 1
-    ends = {node["name"]: instant(node["finished_at"]) for node in run["nodes"]}
-    starts = {node["name"]: instant(node["started_at"]) for node in run["nodes"]}
-    assert all(starts[name] >= ends[parent] for name, parents in DIAMOND.items() for parent in parents)
-
-
-@story("dead.before_commit", "dead.after_commit")
-async def retry_a_job_of_a_workflow_run(play: Play) -> None:
-    await _tried_again(play)
-
-
-@story("workflow_begin.before_commit=kill:2", "workflow_begin.after_commit")
-async def begin_what_is_tried_again_of_a_workflow_run(play: Play) -> None:
-    await _tried_again(play)
-
-
-async def _tried_again(play: Play) -> None:
-    """Each of its jobs that did not succeed has one more run."""
-    workflow = Workflow(play)
-    workflow_id = await workflow.make()
-    workflow.failing = {"b"}
-
-    async def dead() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "dead"
-
-    await until("it has failed", dead, 30)
-    workflow.failing = set()
-    shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
-    [was] = [node["run_id"] for node in shown["nodes"] if node["name"] == "b"]
-
-    async def ask() -> Document:
-        made = await play.post(f"/v1/runs/{was}/retry", {}, key="retry")
-        await workflow.work(workflow_id)
-        return made
-
-    made = await play.survive(ask)
-    assert made["origin_run_id"] == was
-
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "succeeded"
-
-    await until("what failed has run again", ended)
-    shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
-    runs = {node["name"]: len(await play.runs(node["job_id"])) for node in shown["nodes"]}
-    assert runs == {"a": 1, "b": 2, "c": 1, "d": 2}
-    assert len(await play.runs(workflow_id)) == 2
-
-
-@story("workflow_stop.before_commit", "workflow_stop.after_commit")
-async def cancel_a_workflow_run(play: Play) -> None:
-    workflow = Workflow(play)
-    workflow_id = await workflow.make()
-
-    async def begun() -> bool:
-        shown = await workflow.work(workflow_id)
-        return any(node["state"] == "running" for node in shown["nodes"])
-
-    await until("its first job runs", begun)
-    await play.survive(lambda: play.post(f"/v1/workflow-runs/{workflow.run['id']}/cancel", {}, key="cancel"))
-
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "cancelled"
-
-    await until("it has ended", ended)
-    shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
-    states = {node["name"]: node["state"] for node in shown["nodes"]}
-    assert (states["b"], states["c"], states["d"]) == ("cancelled",) * 3
-
-
 @story("take_back.before_commit", "take_back.after_commit")
 async def give_the_place_of_an_unclaimed_occurrence_back(play: Play) -> None:
     job_id = await play.job(schedule={"every": "PT1S", "max_runs": 2})
@@ -597,5 +463,5 @@ def test_every_failpoint_is_crashed_at_or_left_out_for_a_reason() -> None:
     points = {f"{step}.{when}" for step in steps - LEFT_OUT.keys() for when in ("before_commit", "after_commit")}
     points |= set(re.findall(r'failpoints\.hit\("([\w.]+)"\)', text))
     tried = {fault.partition("=")[0] for faults, _ in STORIES.values() for fault in faults}
-    assert LEFT_OUT.keys() <= steps
+    assert LEFT_OUT.keys() <= steps and STORIES.keys() >= WORKFLOWS
     assert points == tried

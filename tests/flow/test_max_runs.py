@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from tests.flow.kit import HORIZON, Scene, end_of
-from tests.flow.test_plan import age, cursor, other, owed
+from tests.flow.test_plan import age, cursor, owed
 from tocsin.flow.plan import plan, take_back
 from tocsin.flow.sweep import expire
 from tocsin.store.db import Database
 
 SECOND = timedelta(seconds=1)
-__all__ = ["other"]
 
 
 async def used(scene: Scene, job: dict[str, Any]) -> int | None:
