@@ -45,6 +45,12 @@ class Workflow:
         self._held.update((run["run_id"], run) for run in answer["runs"])
         return await self._play.get(f"/v1/workflow-runs/{self.run['id']}")
 
+    async def worked_until(self, state: str) -> None:
+        async def reached() -> bool:
+            return bool((await self.work(self.run["workflow_id"]))["state"] == state)
+
+        await until(f"it is {state}", reached, 30)
+
     def _end(self, run: Document) -> Document:
         name = run["spec"]["name"].removeprefix("flow.")
         return end(run, "failed" if name in self.failing else "succeeded") | {"result": self.results.get(name)}
@@ -70,10 +76,7 @@ async def _worked_to_its_end(play: Play) -> None:
     workflow_id = await workflow.make()
     await play.survive(lambda: workflow.work(workflow_id))
 
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "succeeded"
-
-    await until("all of it has run", ended)
+    await workflow.worked_until("succeeded")
     run = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     assert {node["name"]: node["state"] for node in run["nodes"]} == dict.fromkeys(DIAMOND, "succeeded")
     for node in run["nodes"]:
@@ -101,11 +104,7 @@ async def _tried_again(play: Play) -> None:
     workflow = Workflow(play)
     workflow_id = await workflow.make()
     workflow.failing = {"b"}
-
-    async def dead() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "dead"
-
-    await until("it has failed", dead, 30)
+    await workflow.worked_until("dead")
     workflow.failing = set()
     shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     [was] = [node["run_id"] for node in shown["nodes"] if node["name"] == "b"]
@@ -118,10 +117,7 @@ async def _tried_again(play: Play) -> None:
     made = await play.survive(ask)
     assert made["origin_run_id"] == was
 
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "succeeded"
-
-    await until("what failed has run again", ended)
+    await workflow.worked_until("succeeded")
     shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     runs = {node["name"]: len(await play.runs(node["job_id"])) for node in shown["nodes"]}
     assert runs == {"a": 1, "b": 2, "c": 1, "d": 2}
@@ -140,10 +136,7 @@ async def cancel_a_workflow_run(play: Play) -> None:
     await until("its first job runs", begun)
     await play.survive(lambda: play.post(f"/v1/workflow-runs/{workflow.run['id']}/cancel", {}, key="cancel"))
 
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "cancelled"
-
-    await until("it has ended", ended)
+    await workflow.worked_until("cancelled")
     shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     states = {node["name"]: node["state"] for node in shown["nodes"]}
     assert (states["b"], states["c"], states["d"]) == ("cancelled",) * 3
@@ -156,10 +149,7 @@ async def make_the_runs_of_a_job_that_is_mapped_over_a_large_result(play: Play) 
     workflow.results["list"] = [{"n": n, "text": "x" * 40_000} for n in range(3)]
     await play.survive(lambda: workflow.work(workflow_id))
 
-    async def ended() -> bool:
-        return (await workflow.work(workflow_id))["state"] == "succeeded"
-
-    await until("all of it has run", ended)
+    await workflow.worked_until("succeeded")
     shown = await play.get(f"/v1/workflow-runs/{workflow.run['id']}")
     [each] = [node["job_id"] for node in shown["nodes"] if node["name"] == "each"]
     runs = [run for run in await play.runs(each) if run["args"]]

@@ -16,8 +16,9 @@ import pytest
 from tests.conftest import Api, Cluster
 from tests.flow.kit import Scene
 from tests.flow.old import DAY, Old
+from tests.flow.past import DAYS, Past
 from tests.flow.stage import Stage
-from tocsin.flow import partitions, report
+from tocsin.flow import partitions, report, seal
 from tocsin.store.db import Database, is_contention
 from tocsin.store.parquet import Parquet
 
@@ -132,3 +133,18 @@ async def other(scene: Scene) -> AsyncIterator[Database]:
     await db.open()
     yield db
     await db.close()
+
+
+@pytest.fixture
+async def past(scene: Scene, tmp_path: Path) -> AsyncIterator[Past]:
+    """Three days of one tenant, and some records of today."""
+    parquet = Parquet(scene.node.objects, tmp_path / "cold")
+    past = Past(scene, parquet)
+    past.tenant_id = (await scene.who()).tenant_id
+    await scene.sql.execute("delete from audit")  # that the keys were made
+    for day in DAYS:
+        await past.live(day)
+    await scene.job(name="today")
+    await seal.seal(scene.db)
+    yield past
+    parquet.close()

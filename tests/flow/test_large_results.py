@@ -270,12 +270,18 @@ async def test_a_lost_result_is_told_and_ends_the_map(stage: Stage, hand: Hand) 
 # ── what goes wrong, and what goes ───────────────────────────────────────────────────────────────────────────────
 
 
-async def test_who_dies_before_the_commit_loses_nothing(scene: Scene, hand: Hand) -> None:
+async def cut_short(scene: Scene, hand: Hand) -> dict[str, Any]:
+    """A run of which a large result was put into object storage, and the end never written."""
     await scene.ask(await scene.job())
     [run] = await claimed(scene, hand)
     scene.db.failpoints = Failpoints("report.before_commit=raise")
     await hand.report(finished=[told(run, result=BIG)], expect=500)
     scene.db.failpoints = NO_FAILPOINTS
+    return run
+
+
+async def test_who_dies_before_the_commit_loses_nothing(scene: Scene, hand: Hand) -> None:
+    run = await cut_short(scene, hand)
     assert (await scene.run(run["run_id"]))["state"] == "running" and len(list(objects(scene))) == 1
     assert await scene.value("select count(*) from payload_uses") == 0
     for _ in range(2):
@@ -288,11 +294,7 @@ async def test_who_dies_before_the_commit_loses_nothing(scene: Scene, hand: Hand
 
 
 async def test_what_came_to_nothing_is_swept(scene: Scene, hand: Hand) -> None:
-    await scene.ask(await scene.job())
-    [run] = await claimed(scene, hand)
-    scene.db.failpoints = Failpoints("report.before_commit=raise")
-    await hand.report(finished=[told(run, result=BIG)], expect=500)
-    scene.db.failpoints = NO_FAILPOINTS
+    run = await cut_short(scene, hand)
     await hand.report(finished=[told(run, result="another")])
     await age(scene)
     assert list(objects(scene)) == [] and await scene.value("select count(*) from payloads") == 0

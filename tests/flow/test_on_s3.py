@@ -10,11 +10,10 @@ import pytest
 
 from tests import s3 as server
 from tests.flow.kit import Scene, WorkerHand
+from tests.flow.past import LAST_COLD, Past
 from tests.flow.test_compact import check, chunk, clean, held, logged
 from tests.flow.test_compact import tenant as tenant
 from tests.flow.test_compact import worker as worker
-from tests.flow.test_shelve import LAST_COLD, Past
-from tests.flow.test_shelve import past as past
 from tocsin.flow import compact
 from tocsin.flow.shared.segments import loose_object
 from tocsin.model.ids import new_id

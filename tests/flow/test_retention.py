@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, end_of
 from tests.flow.old import DAY, Old
-from tests.flow.test_shelve import A_DAY, DAYS, Past, past
+from tests.flow.past import A_DAY, DAYS, Past
 from tocsin.errors import Unavailable
 from tocsin.flow import archive, compact, retention, seal
 from tocsin.flow.shared import shelf
@@ -23,7 +23,6 @@ from tocsin.settings import Settings
 from tocsin.store.parquet import Parquet
 from tocsin.telemetry import LOOP_ERRORS
 
-__all__ = ["past"]  # a fixture
 NOTHING_SAID = {"runs_days": None, "legal_hold": False, "hot_days": None, "logs_days": None, "audit_days": None}
 
 

@@ -108,7 +108,6 @@ class _Turn(NamedTuple):
 
     row: Row
     runs: list[NewRun]
-    work: int  # the runs that come of each
     next_at: datetime | None
     ended: Sequence[Row]
     state: str
@@ -142,7 +141,7 @@ async def fill(db: Database, tables: Tables, everywhere: bool) -> Filled:
         if len(rows) < len(due):
             await connection.execute(SQL["forget"], *columns(due, 2))
     FILLED.inc(len(staged))
-    work = sum(turn.work * len(turn.runs) for turn in turns)
+    work = sum(room.work(turn.row) * len(turn.runs) for turn in turns)
     return Filled(hints(staged), work, len(due) >= AT_ONCE or len(rows) < len(due), room.is_short)
 
 
@@ -168,14 +167,14 @@ async def _turns(connection: Connection, rows: Sequence[Row], tables: Tables, ro
 def _turn(row: Row, table: Timetable, live: int, ended: Sequence[Row], room: _Room) -> _Turn:
     state, next_at = row["state"], row["next_at"]
     if state in ("running", "paused") and row["job_state"] not in ("active", "paused"):
-        return _Turn(row, [], 0, next_at, ended, "cancelled")
+        return _Turn(row, [], next_at, ended, "cancelled")
     instants: list[datetime] = []
     if state == "running" and next_at is not None and live < row["max_concurrency"]:
         more = room.take(row, row["max_concurrency"] - live)
         instants, next_at = due_between(table, next_at, row["to_at"], more)
     if state in ("running", "paused") and next_at is None and not live and not instants:
         state = "completed"
-    return _Turn(row, _runs(row, instants), room.work(row), next_at, ended, state)
+    return _Turn(row, _runs(row, instants), next_at, ended, state)
 
 
 def _runs(row: Row, instants: Sequence[datetime]) -> list[NewRun]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ async def handed_over(db: Database, runs: Sequence[Key]) -> dict[str, Parents | 
     told: dict[str, list[Row]] = {run.id: [] for run in runs}
     for row in rows:
         told[runs[row["n"] - 1].id].append(row)
-    return {run_id: None if _is_large(ends, WITH_THE_RUN) else _parents(ends) for run_id, ends in told.items()}
+    return {run_id: None if _is_large(ends, WITH_THE_RUN) else _decoded(ends) for run_id, ends in told.items()}
 
 
 async def told(db: Database, parcels: Parcels, who: Identity) -> Parents:
@@ -39,12 +40,10 @@ async def told(db: Database, parcels: Parcels, who: Identity) -> Parents:
     rows = await db.fetch("engine", SQL["ends"], [who.tenant_id], [who.key_id], MOST)
     if _is_large(rows, MOST):
         raise TooLarge(f"the results of the runs that it waited for have more than {MOST // 2**20} MiB together")
-    out = {}
-    for row in rows:
-        text = None if row["result"] is None else await parcels.whole(who.tenant_id, row["result"])
-        result = None if text is None else msgspec.Raw(text.encode())  # passed on as it is
-        out[row["name"]] = Parent(run_id=row["run_id"], state=row["state"], result=result)
-    return out
+    whole = [
+        row["result"] and msgspec.Raw((await parcels.whole(who.tenant_id, row["result"])).encode()) for row in rows
+    ]
+    return _parents(rows, whole)  # passed on as they are
 
 
 def _is_large(rows: Sequence[Row], most: int) -> bool:
@@ -55,12 +54,10 @@ def _is_large(rows: Sequence[Row], most: int) -> bool:
     return bool(elsewhere) and rows[0]["size"] + sum(map(size_of, elsewhere)) > most
 
 
-def _parents(rows: Iterable[Row]) -> Parents:
-    return {
-        row["name"]: Parent(
-            run_id=row["run_id"],
-            state=row["state"],
-            result=None if row["result"] is None else msgspec.json.decode(row["result"]),
-        )
-        for row in rows
-    }
+def _decoded(rows: Sequence[Row]) -> Parents:
+    return _parents(rows, [row["result"] and msgspec.json.decode(row["result"]) for row in rows])
+
+
+def _parents(rows: Sequence[Row], results: Iterable[Any]) -> Parents:
+    told = zip(rows, results, strict=True)
+    return {row["name"]: Parent(run_id=row["run_id"], state=row["state"], result=result) for row, result in told}

@@ -124,7 +124,8 @@ class KubernetesExecutor(RemoteExecutor):
             self._client = None
 
     async def _sweep(self, namespace: str) -> int:
-        """Count what workers of this machine that are no more have left. An attempt may still come for it."""
+        """Let go of what workers of this machine that are no more have left, for an attempt may still come for it; how
+        many those are."""
         orphans = 0
         async for job in self.client.list(Job, namespace=namespace, labels=_MANAGED):  # type: ignore[arg-type]
             notes = (job.metadata and job.metadata.annotations) or {}
