@@ -409,11 +409,13 @@ class ClaimedRun(Struct, kw_only=True, omit_defaults=True):
     `args_url`: the path on this server where the arguments are fetched, as JSON, within the next minutes.
     `sensitive`: the arguments are to be told to nobody. `parents`: the runs that it waited for, by the names that its
     job knows them by; or `parents_url`, the path on this server where the run's token fetches the same, as JSON.
-    `logical_at`: the instant that it stands for, if that is not `scheduled_for`."""
+    `logical_at`: the instant that it stands for, if that is not `scheduled_for`. `tenant`: a number to send back with
+    the run's end and its log lines."""
 
     run_id: str
     attempt: int
     fence: int
+    tenant: int = 0
     start_at: str
     timeout_ms: int
     job_id: str
@@ -474,11 +476,13 @@ class ClaimAnswer(Struct, kw_only=True):
 class Finished(Struct, kw_only=True, omit_defaults=True):
     """One ended attempt. Of a failure: `retry_after`, in how many seconds what ran wants to be tried again, as long as
     it may be; `give_up`: that trying again is useless; `not_before`, for how many seconds at least what was called is
-    to be left alone."""
+    to be left alone. `tenant`: the number that came with the run; 0 from workers that do not know it. It says where to
+    look for a report that was accepted before, and gives no right: worker and fence must match."""
 
     run_id: str
     attempt: int
     fence: int
+    tenant: int = 0
     outcome: Literal["succeeded", "failed", "timeout", "lost", "cancelled"]
     held_ms: float = 0
     ran_ms: float = 0
@@ -543,9 +547,12 @@ LogLine = tuple[float, str, str, str]  # (unix seconds on the worker, stream, le
 
 
 class LogChunk(Struct, kw_only=True):
+    """Lines of one attempt. `tenant`: as in `Finished`."""
+
     run_id: str
     attempt: int
     fence: int
+    tenant: int = 0
     offset: Annotated[int, Meta(ge=0)]
     lines: list[LogLine]
 

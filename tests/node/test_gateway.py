@@ -33,6 +33,7 @@ async def test_a_long_poll_is_answered_when_a_run_comes(live: Scene, worker_key:
     assert (run["job_id"], run["job_name"], run["timeout_ms"], run["attempt"]) == (job["id"], "n", 90_000, 1)
     assert run["spec"]["target"]["command"] == ["true"] and run["token"].startswith("tcr_")
     assert run["start_at"] and run["scheduled_for"]
+    assert run["tenant"] == (await live.who()).tenant_id
 
 
 async def test_only_lanes_that_the_worker_can_take_are_handed_out(live: Scene, worker_key: str) -> None:

@@ -34,6 +34,7 @@ class Gateway:
         self.finished: dict[str, wire.Finished] = {}
         self.returned: list[wire.RunKey] = []
         self.log_lines: dict[str, list[wire.LogLine]] = {}
+        self.log_tenants: dict[str, set[int]] = {}
         self.shipped_by: dict[str, set[str]] = {}  # worker ids, by run
         self.stops: list[wire.StopOrder] = []
         self.drain = False
@@ -262,6 +263,7 @@ class Gateway:
             status, problem = self.log_faults.pop(0)
             return _problem(status, problem)
         for chunk in body.chunks:
+            self.log_tenants.setdefault(chunk.run_id, set()).add(chunk.tenant)
             lines = self.log_lines.setdefault(chunk.run_id, [])
             if chunk.offset > len(lines):
                 return _problem(409, {"code": "log_gap", "expected_offset": len(lines)})

@@ -40,6 +40,13 @@ async def test_a_lost_reply_is_answered_by_the_same_report_again() -> None:
         assert [end.run_id for end in gateway.reports[-1].finished] == [second.run_id]  # settled is settled
 
 
+async def test_the_tenant_of_a_run_comes_back_with_its_end_and_its_lines() -> None:
+    async with started(heartbeat=5.0) as (gateway, _):
+        runs = [gateway.process("echo", "hello", tenant=42), gateway.process("echo", "hello")]
+        assert [(await gateway.end_of(run)).tenant for run in runs] == [42, 0], "an older server names none"
+        assert [gateway.log_tenants[run.run_id] for run in runs] == [{42}, {0}]
+
+
 async def test_superseded_settles_a_result() -> None:
     async with started(heartbeat=5.0) as (gateway, _):
         run = gateway.process("true")

@@ -22,6 +22,7 @@ SQL = Sql(__file__)
 _MOST_LINE, _MOST_NAME = 65_536, 16  # characters of a text; of a stream and a level
 _MOST_CHUNKS = 64
 _MOST_ROUNDS = 3
+_MOST_PROBES = 100_000  # look-ups of late chunks that do not name their tenant, in one shipment
 _FEW = 500  # lines
 _MOST_READ = 262_144  # characters in one answer
 # One thread: more would only take the interpreter, and its words out of the processor's cache, from each other.
@@ -86,13 +87,23 @@ async def _store(db: Database, objects: ObjectStore, fresh: list[_Fresh]) -> boo
 async def _stored(db: Database, worker_id: str, chunks: list[LogChunk]) -> dict[int, Row]:
     """What there is of each chunk's log already, by the chunk's place; those that are not the worker's are missing."""
     stored: dict[int, Row] = {}
-    for sql in (SQL["held"], SQL["late"]):
-        asked = [(i, c.run_id, c.attempt, c.fence) for i, c in enumerate(chunks) if i not in stored]
-        if asked:
-            places, *keys = columns(asked, 4)
-            for row in await db.fetch("engine", sql, worker_id, *keys):
-                stored[places[row["n"] - 1]] = row
+
+    async def find(sql: str, wanted: Sequence[int], width: int, *more: Any) -> None:
+        missing = [i for i in wanted if i not in stored]
+        if missing:
+            keys = columns([_lookup(chunks[i]) for i in missing], 4)[:width]
+            for row in await db.fetch("engine", sql, worker_id, *keys, *more):
+                stored[missing[row["n"] - 1]] = row
+
+    await find(SQL["held"], range(len(chunks)), 3)
+    await find(SQL["late"], [i for i, chunk in enumerate(chunks) if chunk.tenant], 4)
+    await find(SQL["late_anywhere"], [i for i, chunk in enumerate(chunks) if not chunk.tenant], 3, _MOST_PROBES)
     return stored
+
+
+def _lookup(chunk: LogChunk) -> tuple[str, int, int, int]:
+    tenant = chunk.tenant if 0 <= chunk.tenant < 2**31 else -1  # no tenant's number: found nowhere
+    return chunk.run_id, chunk.attempt, chunk.fence, tenant
 
 
 def _fresh(chunks: list[LogChunk], held: dict[int, Row]) -> list[_Fresh]:

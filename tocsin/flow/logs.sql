@@ -24,8 +24,20 @@ select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room,
 -- The same for attempts whose end this worker has told: a result does not wait for ever for its lines, and they may
 -- follow it for a while.
 select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room, l.lines
+  from unnest($2::uuid[], $3::int[], $4::bigint[], $5::int[]) with ordinality as i(run_id, attempt, fence, tenant_id, n)
+ cross join lateral (
+        select h.tenant_id, h.run_id as id, h.job_id, h.attempt, h.fence, h.worker_id, h.outcome, h.finished_at
+          from history h
+         where h.tenant_id = i.tenant_id and h.run_id = i.run_id and h.attempt = i.attempt
+         limit 1) r
+-- :include so_far
+ where r.worker_id = $1 and r.fence = i.fence and r.outcome <> 'lost' and r.finished_at > now() - interval '1 hour'
+
+-- :name late_anywhere
+-- The same for workers of an older build, which do not name the tenant: each tenant's index is asked, $5 times at most;
+-- the first chunk is always looked for.
+select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room, l.lines
   from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
-  -- A worker does not say whose run it is; asking each tenant's index is cheap enough for what is rare.
  cross join tenants t
  cross join lateral (
         select h.tenant_id, h.run_id as id, h.job_id, h.attempt, h.fence, h.worker_id, h.outcome, h.finished_at
@@ -34,6 +46,7 @@ select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room,
          limit 1) r
 -- :include so_far
  where r.worker_id = $1 and r.fence = i.fence and r.outcome <> 'lost' and r.finished_at > now() - interval '1 hour'
+   and i.n <= greatest(1, $5::bigint / (select count(*) from tenants))
 
 -- :name add
 -- Where lines lie, and what each tenant has in the object; answers of which attempts. A frame whose place another

@@ -28,7 +28,14 @@ async def orphans(db: Database) -> list[Orphan]:
     return [
         Orphan(
             row["worker_id"],
-            Finished(run_id=row["id"], attempt=row["attempt"], fence=row["fence"], outcome="lost", error=error),
+            Finished(
+                run_id=row["id"],
+                attempt=row["attempt"],
+                fence=row["fence"],
+                tenant=row["tenant_id"],
+                outcome="lost",
+                error=error,
+            ),
         )
         for row in await db.fetch("vital", SQL["orphans"])
     ]

@@ -41,6 +41,7 @@ log = get_logger("report")
 USAGE_LIMIT = 65_536
 ERROR_LIMIT = 8_192
 _TRIES = 5
+_MOST_PROBES = 100_000  # look-ups of reports that do not name their tenant, in one commit
 _LONGEST_MS = 1e12
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -67,6 +68,7 @@ class Reported(NamedTuple):
     heads: bool = False  # whether a workflow run has come to its end
     fills: bool = False  # whether a run of a backfill may have
     folded: bool = False  # whether a node is to be unfolded
+    postponed: frozenset[RunKey] = frozenset()  # neither accepted nor superseded: the worker is to report them again
 
 
 class _Means(NamedTuple):
@@ -144,6 +146,7 @@ async def _bisect(
         left.heads or right.heads,
         left.fills or right.fills,
         left.folded or right.folded,
+        left.postponed | right.postponed,
     )
 
 
@@ -154,7 +157,12 @@ def _made_harmless(ending: Ending, error: Exception) -> Ending:
     return ending._replace(
         use=None,
         finished=Finished(
-            run_id=f.run_id, attempt=f.attempt, fence=f.fence, outcome=f.outcome, result={"tocsin_note": note[:500]}
+            run_id=f.run_id,
+            attempt=f.attempt,
+            fence=f.fence,
+            tenant=f.tenant,
+            outcome=f.outcome,
+            result={"tocsin_note": note[:500]},
         ),
     )
 
@@ -177,11 +185,12 @@ async def _report_once(db: Database, specs: SpecBook, endings: Sequence[Ending],
         done = {(row["id"], row["fence"]) for row in rows}
         await parcels.use(connection, (e.use for e in batch if e.use is not None and _key(e) in done))
         await circuits.count(connection, [told for i, told in special.called.items() if _key(batch[i]) in done])
-    accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
-    _count(batch, done, accepted)
+    repeated, postponed = await _repeated(db, [e for e in batch if _key(e) not in done])
+    accepted = done | repeated
+    _count(batch, done, len(accepted) + len(postponed))
     DEAD_LETTERS.inc(sum(verdict.state == "dead" and _key(batch[i]) in done for i, verdict in special.verdicts.items()))
     woken = hints([row for row in rows if row["lane_id"] is not None]) + hints(freed) + settled.hints
-    return Reported(accepted, woken, settled.heads, special.fills, settled.folded)
+    return Reported(accepted, woken, settled.heads, special.fills, settled.folded, postponed)
 
 
 async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) -> Reported:
@@ -208,9 +217,10 @@ async def _report_plain(db: Database, batch: list[Ending], keys: set[RunKey]) ->
     if len(rows) == len(batch):
         return Reported(keys, [])
     done = {(row["id"], row["fence"]) for row in rows}
-    accepted = done | await _repeated(db, [e for e in batch if _key(e) not in done])
-    SUPERSEDED.inc(len(batch) - len(accepted))
-    return Reported(accepted, [])
+    repeated, postponed = await _repeated(db, [e for e in batch if _key(e) not in done])
+    accepted = done | repeated
+    SUPERSEDED.inc(len(batch) - len(accepted) - len(postponed))
+    return Reported(accepted, [], postponed=postponed)
 
 
 def _unless_empty(column: list[str | None]) -> list[str | None]:
@@ -334,19 +344,34 @@ def _bounded(value: Any, most: int) -> str:
     return encode({"tocsin_truncated": True, "bytes": len(data), "head": data[:1024].decode(errors="ignore")}).decode()
 
 
-async def _repeated(db: Database, endings: Sequence[Ending]) -> set[RunKey]:
-    if not endings:
-        return set()
-    told = [(e.worker_id, e.finished.run_id, e.finished.attempt, e.finished.fence, e.finished.outcome) for e in endings]
-    return {(row["id"], row["fence"]) for row in await db.fetch("vital", SQL["repeated"], *columns(told, 5))}
+async def _repeated(db: Database, endings: Sequence[Ending]) -> tuple[set[RunKey], frozenset[RunKey]]:
+    """Which of these were accepted before, and which are to be reported again because there was no time to look."""
+    hinted = [e for e in endings if e.finished.tenant]
+    others = [e for e in endings if not e.finished.tenant]
+    found: set[RunKey] = set()
+    if hinted:
+        rows = await db.fetch("vital", SQL["repeated"], *columns([_lookup(e) for e in hinted], 6))
+        found = {(row["id"], row["fence"]) for row in rows}
+    if not others:
+        return found, frozenset()
+    lookups = columns([_lookup(e) for e in others], 6)[:5]
+    rows = await db.fetch("vital", SQL["repeated_anywhere"], *lookups, _MOST_PROBES)
+    found |= {_key(others[row["n"] - 1]) for row in rows if row["found"]}
+    return found, frozenset(map(_key, others[len(rows) :]))
 
 
-def _count(batch: list[Ending], done: set[RunKey], accepted: set[RunKey]) -> None:
+def _lookup(ending: Ending) -> tuple[str, str, int, int, str, int]:
+    f = ending.finished
+    tenant = f.tenant if 0 <= f.tenant < 2**31 else -1  # no tenant's number: found nowhere
+    return ending.worker_id, f.run_id, f.attempt, f.fence, f.outcome, tenant
+
+
+def _count(batch: list[Ending], done: set[RunKey], answered: int) -> None:
     ended = [e.finished for e in batch if _key(e) in done]
     for outcome, count in Counter(f.outcome for f in ended).items():
         REPORTED.labels(outcome).inc(count)
     SSRF_BLOCKED.inc(sum(f.error is not None and f.error.class_ == "refused_address" for f in ended))
-    SUPERSEDED.inc(len(batch) - len(accepted))
+    SUPERSEDED.inc(len(batch) - answered)
 
 
 class Returned(NamedTuple):

@@ -142,12 +142,25 @@ select h.id::text, h.fence, a.tenant_id, a.lane_id, a.ready_at, a.order_key, nul
 -- :name repeated
 -- Reports that were accepted before: the same attempt, fence and outcome stand in history already.
 select i.id::text as id, i.fence
-  from unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[], $5::text[]) as i(worker_id, id, attempt, fence, outcome)
-  -- A worker does not say whose run it is; asking each tenant's index is cheap enough for what is rare.
- cross join tenants t
+  from unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::int[])
+       as i(worker_id, id, attempt, fence, outcome, tenant_id)
  cross join lateral (
-        select * from history h where h.tenant_id = t.id and h.run_id = i.id and h.attempt = i.attempt limit 1) h
+        select * from history h where h.tenant_id = i.tenant_id and h.run_id = i.id and h.attempt = i.attempt limit 1) h
  where h.fence = i.fence and h.worker_id = i.worker_id and h.outcome = i.outcome
+
+-- :name repeated_anywhere
+-- The same for workers of an older build, which do not name the tenant: each tenant's index is asked. All reports of this
+-- server wait meanwhile, so there are $6 questions at most; reports beyond that are not answered, the first always is.
+select i.n::int as n,
+       exists (select from tenants t
+                cross join lateral (
+                       select * from history h
+                        where h.tenant_id = t.id and h.run_id = i.id and h.attempt = i.attempt
+                        limit 1) h
+                where h.fence = i.fence and h.worker_id = i.worker_id and h.outcome = i.outcome) as found
+  from unnest($1::uuid[], $2::uuid[], $3::int[], $4::bigint[], $5::text[]) with ordinality
+       as i(worker_id, id, attempt, fence, outcome, n)
+ where i.n <= greatest(1, $6::bigint / (select count(*) from tenants))
 
 -- :name give_back
 -- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to

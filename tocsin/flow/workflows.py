@@ -110,6 +110,7 @@ def _finished(head: Key, row: Row, outcome: str, error: RunError | None = None) 
         run_id=head.id,
         attempt=row["attempt"],
         fence=row["fence"],
+        tenant=head.tenant_id,
         outcome=outcome,  # type: ignore[arg-type]
         ran_ms=row["ran_ms"],
         error=error,

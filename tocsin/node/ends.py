@@ -12,7 +12,6 @@ from tocsin.flow.shared.transitions import Hint
 from tocsin.model.retry import RetryBudgets
 from tocsin.node.group import GroupCommit
 from tocsin.store.db import Database
-from tocsin.wire import RunKey
 
 _MOST = 20  # reports in one commit
 
@@ -36,16 +35,16 @@ class Ends:
         self.on_filled: Callable[[], None] = lambda: None  # a run of a backfill may have ended
         self.on_heads: Callable[[], None] = lambda: None  # a workflow run may have come to its end
         self.on_folded: Callable[[], None] = lambda: None  # a mapped node waits for a large result
-        self._commits: GroupCommit[list[Ending], set[RunKey]] = GroupCommit(self._commit, _MOST)
+        self._commits: GroupCommit[list[Ending], Reported] = GroupCommit(self._commit, _MOST)
 
-    async def add(self, endings: list[Ending]) -> set[RunKey]:
-        """End these attempts; those that were their worker's to end. Large results are stored before, each caller's
-        own: nobody else waits for that."""
+    async def add(self, endings: list[Ending]) -> Reported:
+        """End these attempts. The answer covers all attempts of the same commit. Large results are stored before, each
+        caller's own: nobody else waits for that."""
         if weigh([e.finished for e in endings]):
             endings = await set_apart(self._db, self._parcels, endings, self._patience)
         return await self._commits.add(endings)
 
-    async def _commit(self, batches: Sequence[list[Ending]]) -> list[set[RunKey]]:
+    async def _commit(self, batches: Sequence[list[Ending]]) -> list[Reported]:
         keys = [(e.finished.run_id, e.finished.fence) for batch in batches for e in batch]
         if len(batches) > 1 and len(set(keys)) < len(keys):
             # Two workers tell the end of one attempt: each is to hear what became of its own word.
@@ -60,4 +59,4 @@ class Ends:
             self.on_heads()
         if done.folded:
             self.on_folded()
-        return [done.accepted] * len(batches)
+        return [done] * len(batches)

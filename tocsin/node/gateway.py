@@ -193,8 +193,10 @@ class Gateway:
         await self._renew(session)
         told = [(f.run_id, f.fence) for f in body.finished] + list(body.returned)
         accepted: set[RunKey] = set()
+        postponed: Collection[RunKey] = ()
         if body.finished:
-            accepted |= await self.ends.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
+            done = await self.ends.add([Ending(worker_id, f, self._is_plain(f)) for f in body.finished])
+            accepted, postponed = set(done.accepted), done.postponed
         if body.returned:
             back = [Returned(worker_id, r, f) for r, f in body.returned if parse_id(r) and 0 <= f < 2**63]
             async with session.giving_back:
@@ -211,7 +213,7 @@ class Gateway:
         orders, session.orders = session.orders, []
         return ReportAnswer(
             accepted=told if accepted.issuperset(told) else [key for key in told if key in accepted],
-            superseded=[key for key in told if key not in accepted],
+            superseded=[key for key in told if key not in accepted and key not in postponed],
             stop=orders,
             drain=session.state == "draining",
             now=iso(self._db.clock.reached()),
@@ -231,7 +233,8 @@ class Gateway:
         if found.outcome is not None:
             return []
         mask = await self._mask(found.run)
-        if not await self.ends.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))]):
+        done = await self.ends.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))])
+        if not done.accepted:
             raise _superseded()
         self._dispatcher.look_for_room()
         return [Stop(who.key_id, found.worker_id, who.fence, ended=True)]
@@ -440,26 +443,32 @@ class Gateway:
     async def without_untold(self, worker_id: str, answer: ClaimAnswer) -> ClaimAnswer:
         """The same answer without runs that cannot be told: they end, and keep nobody else's from their worker."""
         odd = {run.run_id: run for run in answer.runs if not can_be_told(run)}
-        await self._end_unbegun(worker_id, [(run.run_id, run.attempt, run.fence, untold()) for run in odd.values()])
+        ends = [(run.run_id, run.attempt, run.fence, run.tenant, untold()) for run in odd.values()]
+        await self._end_unbegun(worker_id, ends)
         answer.runs = [run for run in answer.runs if run.run_id not in odd]
         return answer
 
     async def _refuse(self, session: Session, rows: Sequence[Row], why: Mapping[str, ApiProblem]) -> None:
-        ends = [(row["id"], row["attempt"], row["fence"], why[row["id"]]) for row in rows if row["id"] in why]
+        ends = [
+            (row["id"], row["attempt"], row["fence"], row["tenant_id"], why[row["id"]])
+            for row in rows
+            if row["id"] in why
+        ]
         await self._end_unbegun(session.worker.id, ends)
 
-    async def _end_unbegun(self, worker_id: str, runs: Sequence[tuple[str, int, int, ApiProblem]]) -> None:
+    async def _end_unbegun(self, worker_id: str, runs: Sequence[tuple[str, int, int, int, ApiProblem]]) -> None:
         """End attempts that cannot begin, in the worker's place: no worker needs to know how to."""
         ends = [
             Finished(
                 run_id=run_id,
                 attempt=attempt,
                 fence=fence,
+                tenant=tenant,
                 outcome="failed",
                 error=RunError(class_=problem.code, message=problem.detail),
                 give_up=isinstance(problem, InvalidInput),
             )
-            for run_id, attempt, fence, problem in runs
+            for run_id, attempt, fence, tenant, problem in runs
         ]
         await self.ends.add([Ending(worker_id, end, self._is_plain(end)) for end in ends])
 
@@ -469,6 +478,7 @@ class Gateway:
             run_id=run_id,
             attempt=row["attempt"],
             fence=fence,
+            tenant=row["tenant_id"],
             start_at=self._iso(row["ready_at"]),
             timeout_ms=stored.timeout_ms,
             job_id=row["job_id"],
@@ -541,6 +551,7 @@ def _ended(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> 
         run_id=who.key_id,
         attempt=attempt,
         fence=who.fence,
+        tenant=who.tenant_id,
         outcome=body.outcome,
         ran_ms=_UNTIL_NOW,
         error=None if error is None else RunError(class_=error.class_, message=error.message),

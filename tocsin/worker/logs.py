@@ -106,7 +106,12 @@ class RunLog:
         self.sent = count
         return (
             LogChunk(
-                run_id=run.run_id, attempt=run.attempt, fence=run.fence, offset=self.acked, lines=self.lines[:count]
+                run_id=run.run_id,
+                attempt=run.attempt,
+                fence=run.fence,
+                tenant=run.tenant,
+                offset=self.acked,
+                lines=self.lines[:count],
             ),
             size,
         )

@@ -75,6 +75,7 @@ class Attempt:
             run_id=run.run_id,
             attempt=run.attempt,
             fence=run.fence,
+            tenant=run.tenant,
             outcome=outcome,
             held_ms=(started - self.received_ns) / 1e6 if started else 0.0,
             ran_ms=ran_ns / 1e6,
