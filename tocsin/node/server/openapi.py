@@ -22,7 +22,7 @@ from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.model.workflow import WorkflowSpec
 from tocsin.node.server.operations import OPERATIONS, Operation, Patch
-from tocsin.node.server.replies import Job, NamedCalendar, Pool, Problem
+from tocsin.node.server.replies import Job, NamedCalendar, NamedSecret, Pool, Problem
 from tocsin.node.server.workflow_replies import Workflow
 from tocsin.wire import (
     OLDEST_PROTOCOL,
@@ -259,7 +259,6 @@ def _schemas(types: list[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
     for name, fields in NOT_BUILT.items():
         for field in fields:
             del schemas[name]["properties"][field]
-    schemas["JobSpec"]["properties"]["overlap"]["enum"].remove("replace")
     # Job documents are answered with it, and refused.
     asked = schemas["JobSpec"]["properties"]["target"]
     asked["anyOf"].remove({"$ref": asked["discriminator"]["mapping"].pop("workflow")})
@@ -325,7 +324,7 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
 
 
 def _reply_headers(op: Operation) -> Iterator[tuple[str, Any]]:
-    if op.reply in (Job, Workflow, NamedCalendar, Pool):
+    if op.reply in (Job, Workflow, NamedCalendar, NamedSecret, Pool):
         yield "ETag", {"description": "the version", "schema": {"type": "string"}}
     if op.keyed:
         yield "Idempotent-Replayed", {"description": "`true` on a repeat", "schema": {"type": "string"}}
