@@ -22,6 +22,7 @@ from bench import (
     archive,
     audit,
     backfill,
+    backlogs,
     burst,
     claim,
     days,
@@ -94,6 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hold", type=float, default=60, help="xmin: seconds the transaction stays open at least")
     parser.add_argument("--jobs", type=int, default=20_000, help="storm: jobs that call what is down")
     parser.add_argument("--storm", type=float, default=30, help="storm: seconds that it stays down once it was noticed")
+    parser.add_argument("--small", action="store_true", help="backlogs: the sizes of `make test-slow`")
     parser.add_argument("--repeat", type=int, default=3, help="how often; the median counts")
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine, each time")
     options = parser.parse_args()
@@ -315,6 +317,13 @@ def _backfill(made: Stand, options: argparse.Namespace, report: Report) -> None:
         report.add("backfill", f"p99 {one.lags['schedule'].p99:.1f} ms", backfill.describe(one))
 
 
+def _backlogs(made: Stand, options: argparse.Namespace, report: Report) -> None:
+    found = backlogs.measure(made, backlogs.SMALL if options.small else backlogs.Sizes())
+    report.document["backlogs"] = found.document()
+    for what, figure, more in backlogs.describe(found):
+        report.add(f"backlogs: {what}", figure, more)
+
+
 def _graphs(made: Stand, options: argparse.Namespace, report: Report) -> None:
     found = graphs.measure(made, repeat=options.repeat)
     report.document["graphs"] = found.document()
@@ -391,6 +400,7 @@ _BENCHMARKS: dict[str, Callable[[Stand, argparse.Namespace, Report], None]] = {
     "graphs": _graphs,
     "storm": _storm,
     # Last: they leave servers behind, and take a while.
+    "backlogs": _backlogs,
     "access": _access,
     "edge": _edge,
     "detach": _detach,

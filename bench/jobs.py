@@ -9,6 +9,7 @@ from tocsin import App, Context
 
 app = App()
 _kept: dict[str, int] = {}
+_gates: dict[str, asyncio.Task[None]] = {}
 
 
 @app.function("bench.noop")
@@ -25,6 +26,19 @@ async def typed(ctx: Context, day: date, pages: int = 1) -> None:
 async def sleep() -> None:
     """Waits until it is cancelled."""
     await asyncio.sleep(3600)
+
+
+@app.function("bench.hold")
+async def hold(gate: str) -> None:
+    """Run until somebody has written to the file `gate`. One thread looks at the file for all calls."""
+    if gate not in _gates:
+        _gates[gate] = asyncio.create_task(asyncio.to_thread(_await_text, gate))
+    await asyncio.shield(_gates[gate])
+
+
+def _await_text(path: str) -> None:
+    while not os.stat(path).st_size:
+        time.sleep(0.2)
 
 
 @app.function("bench.sleep_in_thread")

@@ -135,6 +135,12 @@ class Stand:
             _wait_for(self._api.is_ready, self.server, "the server")
         return self._api
 
+    def stop_server(self) -> None:
+        """Stop the first server; `api` starts it again."""
+        if self.server is not None:
+            _end(self.server)
+        self.server, self._api = None, None
+
     def add_server(self, module: str = "tocsin", **more: Any) -> Api:
         """One more server on the same database, with settings of its own; `module`: what is run instead of ours."""
         settings = replace(self.settings, port=_free_port(), **more)
