@@ -170,6 +170,12 @@ class ObjectLost(Unavailable):
     title, default_code = "Lost", "object_lost"
 
 
+class PartitionMissing(Unavailable):
+    """History has no partition for the day of a run. The servers make it, so that another try helps."""
+
+    title, default_code = "Partition missing", "partition_missing"
+
+
 class Contention(Unavailable):
     title, default_code = "Busy", "contention"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
 
+from tocsin.flow.shared.cold import day_of
 from tocsin.model.ids import lowest_id
 from tocsin.store.db import Database, Sql, connect
 
 SQL = Sql(__file__)
 DAYS_AHEAD = 7
+_MOST_DAYS = 400  # for which partitions are made at once
 
 
 def wanted(now: datetime) -> list[datetime]:
@@ -27,6 +29,19 @@ async def make_ahead(db: Database) -> list[str]:
     rows = await db.fetch("engine", SQL["existing"])
     missing = [d for d in days if partition_name(d) not in {row["name"] for row in rows}]
     return [partition_name(day) for day in missing if await make(db, day)]
+
+
+async def make_missing(db: Database) -> list[str]:
+    """Make the partitions that live runs need and do not have; answers their names. Days that are read from files
+    get none: nobody would find their rows, and the archivist would remove them."""
+    oldest = await db.fetchval("engine", SQL["oldest_live"])
+    days = wanted(await db.read_clock())
+    if oldest is not None:
+        first = datetime.combine(day_of(oldest), time(), UTC)
+        days = [first + timedelta(days=d) for d in range((days[-1] - first).days + 1)][-_MOST_DAYS:]
+    rows = await db.fetch("engine", SQL["unmade"], [day.date() for day in days])
+    unmade = {row["day"] for row in rows}
+    return [partition_name(day) for day in days if day.date() in unmade and await make(db, day)]
 
 
 async def make(db: Database, day: datetime) -> bool:

@@ -4,6 +4,23 @@ select c.relname::text as name
   join pg_class c on c.oid = i.inhrelid
  where i.inhparent = 'history'::regclass
 
+-- :name oldest_live
+-- The run that was made first of those that have not ended.
+select r.id::text
+  from tenants t
+ cross join lateral (select r.id from runs r where r.tenant_id = t.id order by r.id limit 1) r
+ order by r.id
+ limit 1
+
+-- :name unmade
+-- Which of these days have no partition and are not read from files.
+select d.day
+  from unnest($1::date[]) as d(day)
+ where not exists (select from archived_days a where a.day = d.day)
+   and not exists (select from pg_inherits i
+                    where i.inhparent = 'history'::regclass
+                      and i.inhrelid = to_regclass('history_' || to_char(d.day, 'YYYYMMDD')))
+
 -- :name lock
 select pg_advisory_xact_lock(hashtext('tocsin.partitions'))
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tocsin.errors import Unavailable
+from tocsin.errors import PartitionMissing, Unavailable
 from tocsin.flow.shared import circuits, parcels
 from tocsin.flow.shared.circuits import Called
 from tocsin.flow.shared.cold import day_of
@@ -121,6 +121,8 @@ async def _report(db: Database, specs: SpecBook, endings: Sequence[Ending], mean
         except Exception as error:
             if is_contention(error) and attempt < _TRIES - 1:
                 continue
+            if isinstance(error, PartitionMissing):
+                return await _postpone(db, specs, endings, means)
             if not is_data_error(error):
                 raise
             return await _bisect(db, specs, endings, means, error)
@@ -136,7 +138,26 @@ async def _bisect(
         except Exception as again:
             if is_data_error(again):  # not even its key can be one of ours
                 return Reported(set(), [])
+            if isinstance(again, PartitionMissing):
+                return Reported(set(), [], postponed=frozenset({_key(endings[0])}))
             raise
+    return await _report_halves(db, specs, endings, means)
+
+
+async def _postpone(db: Database, specs: SpecBook, endings: Sequence[Ending], means: _Means) -> Reported:
+    """Postpone the ends of runs whose day has no partition yet: their workers keep them. The others take effect."""
+    made = {row["name"] for row in await db.fetch("vital", SQL["partitions"])}
+    there = [e for e in endings if f"history_{day_of(e.finished.run_id):%Y%m%d}" in made]
+    if len(there) < len(endings):
+        postponed = frozenset(map(_key, endings)) - frozenset(map(_key, there))
+        done = await _report(db, specs, there, means) if there else Reported(set(), [])
+        return done._replace(postponed=done.postponed | postponed)
+    if len(endings) > 1:  # another run, of a day without one, ends with one of these
+        return await _report_halves(db, specs, endings, means)
+    return Reported(set(), [], postponed=frozenset(map(_key, endings)))
+
+
+async def _report_halves(db: Database, specs: SpecBook, endings: Sequence[Ending], means: _Means) -> Reported:
     half = len(endings) // 2
     left = await _report(db, specs, endings[:half], means)
     right = await _report(db, specs, endings[half:], means)

@@ -139,6 +139,13 @@ select h.id::text, h.fence, a.tenant_id, a.lane_id, a.ready_at, a.order_key, nul
   from again a
  cross join lateral (select * from held h where h.tenant_id = a.tenant_id and h.id = a.id limit 1) h
 
+-- :name partitions
+-- Which days have a partition, by its name.
+select c.relname::text as name
+  from pg_inherits i
+  join pg_class c on c.oid = i.inhrelid
+ where i.inhparent = 'history'::regclass
+
 -- :name repeated
 -- Reports that were accepted before: the same attempt, fence and outcome stand in history already.
 select i.id::text as id, i.fence

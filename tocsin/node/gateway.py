@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tocsin.clock import EPOCH, iso, lease_margin
-from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound
+from tocsin.errors import ApiProblem, Conflict, InvalidInput, NotFound, PartitionMissing
 from tocsin.flow import fleet, logs, parents
 from tocsin.flow.keys import RunTokens
 from tocsin.flow.note import Notebook
@@ -234,6 +234,8 @@ class Gateway:
             return []
         mask = await self._mask(found.run)
         done = await self.ends.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))])
+        if done.postponed:
+            raise PartitionMissing("the end cannot be stored yet: try again in a moment", headers={"retry-after": "1"})
         if not done.accepted:
             raise _superseded()
         self._dispatcher.look_for_room()

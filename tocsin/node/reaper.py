@@ -20,6 +20,7 @@ from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
 _SKEW = 1.0  # seconds by which clocks may differ before it is worth a word
+_LOOK_FOR_PARTITIONS = 5.0  # seconds between two attempts to make those that are missing
 Hear = Callable[[Sequence[Hint]], None]
 Tell = Callable[[Sequence[Hint], Sequence[Stop]], None]
 
@@ -125,6 +126,22 @@ class Caretaker(Loop):
         self._skewed = False
         self._horizon = Horizon(db)
         self._counts = Pace()
+        self._partition_missing = False
+        self._partitions = Pace()
+        db.on_missing_partition = self.miss_partition
+
+    def miss_partition(self) -> None:
+        """Make the partitions that are missing at the next turn: at once, unless that was tried a moment ago."""
+        self._partition_missing = True
+        if self._partitions.due(_LOOK_FOR_PARTITIONS):
+            self.wake()
+
+    async def _make_missing(self) -> None:
+        self._partitions.begin()
+        self._partition_missing = False
+        made = await partitions.make_missing(self._db)
+        log.error("history had no partition for some runs, which could not end", made=made)
+        self._partitions.end()
 
     async def run_once(self) -> float:
         await self._db.look_around()
@@ -139,6 +156,8 @@ class Caretaker(Loop):
         await fleet.measure(self._db)
         await plan.measure(self._db)
         await self._room.look()
+        if self._partition_missing:
+            await self._make_missing()
         if self._turn % 12 == 0:
             await events.tidy(self._db)
         if self._turn % 60 == 0:

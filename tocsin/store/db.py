@@ -22,7 +22,7 @@ import asyncpg
 import msgspec
 
 from tocsin.clock import DatabaseClock
-from tocsin.errors import Contention, OutcomeUnknown, SetupError, TocsinError, Unavailable
+from tocsin.errors import Contention, OutcomeUnknown, PartitionMissing, SetupError, TocsinError, Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints
 from tocsin.model.access import Scope
 from tocsin.store.primary import Primary
@@ -132,7 +132,14 @@ def is_damage(error: BaseException) -> bool:
 
 def is_data_error(error: BaseException) -> bool:
     """True when a row's content, not the database's condition, made the statement fail."""
+    if _lacks_partition(error):
+        return False
     return isinstance(error, (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError))
+
+
+def _lacks_partition(error: BaseException) -> bool:
+    """True when a row has no partition to go to. PostgreSQL calls that a violated check, but of no constraint."""
+    return isinstance(error, asyncpg.CheckViolationError) and not error.constraint_name
 
 
 class Sql(dict[str, str]):
@@ -206,6 +213,7 @@ class Database:
         self._pools: dict[str, Any] = {}
         self._listeners: set[Connection] = set()
         self._primary = Primary(url, self._examine, self._leave_old_primary)
+        self.on_missing_partition: Callable[[], None] = lambda: None  # a row found no partition to go to
 
     async def open(self, patience: float = 0.0) -> None:
         """Open the pools and refuse a database that cannot keep our promises. One that is not there yet, because it
@@ -411,6 +419,12 @@ class Database:
             raise Unavailable(f"the database has no room: {error}", code="database_full", headers=_LATER) from error
         except _AGAIN as error:
             raise Contention(f"the database was too busy for this: {error}", headers=_SOON) from error
+        except asyncpg.CheckViolationError as error:
+            if not _lacks_partition(error):
+                raise
+            # Under row-level security the error does not say for which row.
+            self.on_missing_partition()
+            raise PartitionMissing("history has no partition for the day of a run", headers=_SOON) from error
         except asyncpg.InsufficientPrivilegeError:
             RLS_DENIED.inc()
             raise
