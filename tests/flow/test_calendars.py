@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.flow.kit import HORIZON, PROCESS, Scene, end_of
 from tests.flow.test_occurrences import W, age, brief, occurrences
 from tocsin.flow import replan
 from tocsin.flow.plan import plan
+from tocsin.model.ical import days_of
 
 DAY = timedelta(days=1)
 ICAL = """BEGIN:VCALENDAR
@@ -21,6 +23,7 @@ RRULE:FREQ=YEARLY;COUNT=2
 END:VEVENT
 END:VCALENDAR
 """
+EVENT = "BEGIN:VEVENT\nDTSTART:20200101\nRRULE:FREQ=DAILY;COUNT=9000\nEND:VEVENT\n"
 
 
 async def put(scene: Scene, name: str, expect: int | None = None, headers: Any = None, **body: Any) -> Any:
@@ -89,12 +92,32 @@ async def test_from_an_icalendar_file(scene: Scene) -> None:
         ({"weekdays": ["MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN"]}, "invalid"),
         ({"days": ["2026-12-25"], "mode": "sometimes"}, "invalid_input"),
         ({"ical": "hello"}, "invalid_ical"),
+        ({"ical": ICAL.replace("YEARLY;COUNT=2", "SECONDLY")}, "invalid_ical"),
+        ({"ical": ICAL.replace("YEARLY;COUNT=2", "DAILY;BYHOUR=1,2")}, "invalid_ical"),
+        ({"ical": ICAL.replace("END:VC", EVENT * 300 + "END:VC")}, "invalid_ical"),
         ({"days": ["2026-12-25"], "colour": "red"}, "invalid_input"),
     ],
 )
 async def test_what_is_refused_leaves_nothing(scene: Scene, body: dict[str, Any], code: str) -> None:
     assert (await put(scene, "a", 422, **body))["code"] == code
     assert await scene.value("select count(*) from calendars") == 0
+
+
+async def test_a_file_is_expanded_beside_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another call is answered while a file is being expanded."""
+    begun, answered = threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> list[date]:
+        begun.set()
+        assert answered.wait(60), "the event loop stood still meanwhile"
+        return days_of(*args)
+
+    monkeypatch.setattr("tocsin.node.server.routes.calendars.days_of", slowly)
+    under_way = asyncio.create_task(put(scene, "a", 201, ical=ICAL))
+    await asyncio.to_thread(begun.wait, 60)
+    assert (await scene.api.get("/v1/calendars"))["items"] == []
+    answered.set()
+    assert (await under_way)["days"] == ["2026-12-25", "2027-12-25"]
 
 
 async def test_the_same_key_is_one_call_and_tenants_have_their_own(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -9,13 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.steps import at_most
 from tocsin.errors import InvalidInput
-from tocsin.model.calendars import WEEKDAYS, Calendar
+from tocsin.model import rrule
+from tocsin.model.calendars import MOST_IN_A_ROW, MOST_MOVED, WEEKDAYS, Calendar
 from tocsin.model.timetable import TICK, Cron, Every, Timetable
 from tocsin.model.zones import first_valid, zone
 
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kathmandu", "Asia/Beirut", "Africa/Cairo")
-CRONS = ("0 9 * * *", "30 2 * * *", "15 0,1,2,3,23 * * *", "0 12 * * MON", "0 0 1 * *", "0 */6 * * SAT,SUN")
+CRONS = (
+    "0 9 * * *",
+    "30 2 * * *",
+    "15 0,1,2,3,23 * * *",
+    "0 12 * * MON",
+    "0 0 1 * *",
+    "0 */6 * * SAT,SUN",
+    "*/10 * * * SAT,TUE",
+)
 
 
 def brute(calendar: Calendar, table: Timetable, zone_name: str, low: datetime, high: datetime) -> list[datetime]:
@@ -25,17 +36,22 @@ def brute(calendar: Calendar, table: Timetable, zone_name: str, low: datetime, h
     def named(day: date) -> bool:
         return day in calendar.days or WEEKDAYS[day.weekday()] in calendar.weekdays
 
-    at = table.next_after(low - timedelta(days=40))
+    every, at = [], table.next_after(low - timedelta(days=40))
     while at is not None and at < high:
+        every.append(at)
+        at = table.next_after(at)
+    per_day = Counter(at.astimezone(tz).date() for at in every)
+    for at in every:
         local = at.astimezone(tz)
         day = local.date()
         if calendar.mode == "next_business_day" and named(day):
+            if per_day[day] > MOST_MOVED:
+                continue
             while named(day):
                 day += timedelta(days=1)
             out.add(first_valid(tz, datetime.combine(day, local.time())))
         elif calendar.mode == "next_business_day" or named(day) == (calendar.mode == "only"):
             out.add(at)
-        at = table.next_after(at)
     return sorted(at for at in out if low <= at < high)
 
 
@@ -130,3 +146,51 @@ def test_tidy() -> None:
     for empty in (Calendar(), Calendar(weekdays=WEEKDAYS)):
         with pytest.raises(InvalidInput):
             empty.tidy()
+
+
+def days_from(first: date, *ahead: int) -> tuple[date, ...]:
+    return tuple(first + timedelta(days=n) for n in ahead)
+
+
+def test_days_in_a_row_that_are_moved_are_bounded() -> None:
+    first = date(2026, 6, 1)
+    fits = days_from(first, *range(MOST_IN_A_ROW))
+    assert Calendar(mode="next_business_day", days=fits).tidy().days == fits
+    for calendar in (
+        Calendar(mode="next_business_day", days=days_from(first, *range(MOST_IN_A_ROW + 1))),
+        Calendar(mode="next_business_day", days=days_from(first, *range(0, 70, 7)), weekdays=WEEKDAYS[1:]),
+    ):
+        with pytest.raises(InvalidInput, match="must leave a business day"):
+            calendar.tidy()
+        assert Calendar(mode="skip", days=calendar.days, weekdays=calendar.weekdays).tidy()
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ALTERNATE = rrule.compile_rule("FREQ=DAILY;INTERVAL=2", START, "UTC", "skip", "first")
+MINUTES = Cron("* * * * *", "UTC", "next_valid", "first")
+NEVER = {
+    "every other day is left out": (Calendar(days=days_from(START.date(), *range(0, 20_000, 2))), ALTERNATE),
+    "only the other days are left": (
+        Calendar(mode="only", days=days_from(START.date(), *range(1, 20_000, 2))),
+        ALTERNATE,
+    ),
+    "only another weekday": (Calendar(mode="only", weekdays=("SAT",)), Cron("0 9 * * MON", "UTC", "skip", "first")),
+    "years are left out": (Calendar(days=days_from(START.date(), *range(10_000))), MINUTES),
+}
+
+
+@pytest.mark.parametrize(("calendar", "table"), NEVER.values(), ids=NEVER)
+def test_a_calendar_that_leaves_nothing_is_found_out_in_bounded_steps(calendar: Calendar, table: Timetable) -> None:
+    wrapped = calendar.tidy().of(table, zone("UTC"))
+    with at_most(250_000):
+        found = wrapped.next_after(START)
+    assert found is None or found.year > 2050
+
+
+def test_what_is_moved_is_put_together_in_bounded_steps() -> None:
+    days = days_from(START.date(), *range(1, MOST_IN_A_ROW + 1))
+    for table in (MINUTES, Cron("*/15 * * * *", "UTC", "next_valid", "first")):
+        moved = Calendar(mode="next_business_day", days=days).tidy().of(table, zone("UTC"))
+        with at_most(1_000_000):
+            assert moved.next_after(START + timedelta(days=1)) == START + timedelta(days=MOST_IN_A_ROW + 1)
+            assert moved.count(START, START + timedelta(days=MOST_IN_A_ROW + 2)) > 0

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.model.ical import BadCalendar, days_of
+from tests.steps import at_most
+from tocsin.model.ical import LONGEST_TEXT, MOST_STEPS, BadCalendar, days_of
 
 TODAY = date(2026, 6, 1)
 
@@ -51,18 +52,22 @@ def test_a_repetition_without_an_end_goes_on_for_fifty_years() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("hello", "line 1: is not NAME:value"),
-        ("DTSTART:20261225", "line 1: is not inside"),
-        ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "ends before END:VEVENT"),
-        ("BEGIN:VCALENDAR\nEND:VEVENT\n", "line 2: END without"),
-        (calendar("SUMMARY:x"), "no DTSTART"),
-        (calendar("DTSTART:99991231"), "line 6: DTSTART is not a date"),
-        (calendar("DTSTART:20261325"), "line 6: DTSTART is not a date"),
+        ("hello", "line 1: must be NAME:value"),
+        ("DTSTART:20261225", "line 1: must stand inside"),
+        ("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", "must not end before END:VEVENT"),
+        ("BEGIN:VCALENDAR\nEND:VEVENT\n", "line 2: END must follow"),
+        (calendar("SUMMARY:x"), "must have a DTSTART"),
+        (calendar("DTSTART:99991231"), "line 6: DTSTART must be a date"),
+        (calendar("DTSTART:20261325"), "line 6: DTSTART must be a date"),
         (calendar("DTSTART:20261225\r\nRRULE:FREQ=NEVER"), "line 7: "),
         (calendar("DTSTART:20261225\r\nDURATION:long"), "line 7: DURATION"),
-        (calendar("DTSTART:20261225\r\nDTEND:20291225"), "line 6: lasts longer"),
-        (calendar("DTSTART:20261225\r\nRECURRENCE-ID:20261225"), "line 7: single changes"),
-        (calendar("DTSTART:20261225\r\nRRULE:FREQ=DAILY"), "more than 100 days"),
+        (calendar("DTSTART:20261225\r\nDTEND:20291225"), "line 6: an event must last at most"),
+        (calendar("DTSTART:20261225\r\nRECURRENCE-ID:20261225"), "line 7: must not change single days"),
+        (calendar("DTSTART:20261225\r\nRRULE:FREQ=DAILY"), "at most 100 days"),
+        (calendar("DTSTART:20261225\r\nRRULE:FREQ=SECONDLY;COUNT=1"), "line 7: FREQ must be DAILY, WEEKLY"),
+        (calendar("DTSTART:20261225\r\nRRULE:FREQ=MINUTELY"), "line 7: FREQ must be DAILY, WEEKLY"),
+        (calendar("DTSTART:20261225\r\nRRULE:FREQ=HOURLY;COUNT=2"), "line 7: FREQ must be DAILY, WEEKLY"),
+        (calendar("DTSTART:20261225\r\nRRULE:FREQ=DAILY;BYHOUR=1,2"), "line 7: must not have BYHOUR"),
     ],
 )
 def test_what_cannot_be_read_is_said(text: str, why: str) -> None:
@@ -74,3 +79,40 @@ def test_what_cannot_be_read_is_said(text: str, why: str) -> None:
 def test_nothing_but_days_or_a_refusal(lines: list[str]) -> None:
     with contextlib.suppress(BadCalendar):
         days_of("\n".join(lines), TODAY, 100)
+
+
+def repeated(count: int, rule: str) -> str:
+    """Events of one rule, each with a start of its own."""
+    return calendar(*(f"DTSTART:19{i % 90 + 10}{i % 12 + 1:02}15\r\nRRULE:{rule}" for i in range(count)))
+
+
+WEEK = "MO,TU,WE,TH,FR,SA,SU"
+WORST = {
+    "every second": calendar("DTSTART:20260101\r\nRRULE:FREQ=SECONDLY"),
+    "many equal events": calendar(*["DTSTART:20260101\r\nRRULE:FREQ=DAILY;COUNT=9999"] * 300),
+    "every day of a century": repeated(5000, "FREQ=DAILY;COUNT=9999"),
+    "dates that never come": repeated(5000, "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30,-30"),
+    "months that never come": repeated(5000, "FREQ=MONTHLY;INTERVAL=12;BYMONTH=1,2"),
+    "weeks that never come": repeated(5000, "FREQ=YEARLY;BYWEEKNO=53;BYMONTH=6;BYDAY=MO;WKST=SU"),
+    "choices that never come": repeated(5000, f"FREQ=YEARLY;BYDAY={WEEK};BYMONTH=2;BYMONTHDAY=-30;BYSETPOS=-1"),
+    "choices of whole years": repeated(5000, f"FREQ=YEARLY;BYDAY={WEEK};BYSETPOS=-366,-1"),
+    "long events": calendar("DTSTART:20260101\r\nDURATION:P366D\r\nRRULE:FREQ=DAILY;COUNT=9000"),
+    "lists of days": calendar("DTSTART:20260101\r\nRDATE:" + ",".join(["20260101"] * 111_000)),
+    "folded lines": calendar("DTSTART:20260101\r\nSUMMARY:x\r\n" + " y\n" * 330_000),
+    "deep nesting": "BEGIN:V\n" * 124_000,
+    "open quotes": calendar("DTSTART:20260101\r\nX;" + '"a' * 490_000),
+    "parameters": calendar("DTSTART:20260101\r\nX" + ";" * 990_000),
+}
+
+
+@pytest.mark.parametrize("text", WORST.values(), ids=WORST)
+def test_the_work_is_bounded_for_the_worst_files(text: str) -> None:
+    """A step of the file's budget is 25 calls or so, and a line of the file is 20: with a quarter of the budget."""
+    with at_most(2_500_000), contextlib.suppress(BadCalendar):
+        days_of(text[:LONGEST_TEXT], TODAY, 10_000, MOST_STEPS // 4)
+
+
+def test_public_holidays_of_several_countries_fit() -> None:
+    fixed = [f"DTSTART:1990{i % 12 + 1:02}{i % 28 + 1:02}\r\nRRULE:FREQ=YEARLY" for i in range(100)]
+    moving = [f"DTSTART:1990{m:02}01\r\nRRULE:FREQ=YEARLY;BYMONTH={m};BYDAY=4TH" for m in range(1, 13)]
+    assert len(days_of(calendar(*fixed, *moving), TODAY, 10_000)) > 1_000

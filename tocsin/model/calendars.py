@@ -25,6 +25,13 @@ WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 Weekday = Literal["MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN"]
 Mode = Literal["skip", "next_business_day", "only"]
 MOST_DAYS = 10_000
+# How many days in a row may be moved to the business day behind them, and how many occurrences of each: what falls due
+# on that day is put together from all of them. A day with more is left out as in the mode `skip`.
+MOST_IN_A_ROW, MOST_MOVED = 62, 100
+# Days with occurrences that are looked at for one that the calendar leaves; a search that goes on is in vain.
+_MOST_TRIES = 1_000
+# Business days that are looked at for one with an occurrence; in vain where days before it have too many to be moved.
+_MOST_MOVES_TRIED = 100
 _SECOND = timedelta(seconds=1)
 
 
@@ -39,12 +46,27 @@ class Calendar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The same in order and without repetition; refuses one that names no day, or leaves none."""
         days, weekdays = sorted(set(self.days)), sorted(set(self.weekdays), key=WEEKDAYS.index)
         if not days and not weekdays:
-            raise InvalidInput.field("days", "invalid", "name a day at least, by its date or as a weekday")
+            raise InvalidInput.field("days", "invalid", "must name at least one day, by its date or as a weekday")
         if days and not EARLIEST.date() <= days[0] <= days[-1] <= LATEST.date():
-            raise InvalidInput.field("days", "invalid", "lie between 1970 and 2999")
+            raise InvalidInput.field("days", "invalid", "must lie between 1970 and 2999")
         if len(weekdays) == 7:
-            raise InvalidInput.field("weekdays", "invalid", "are not all seven")
-        return Calendar(mode=self.mode, days=tuple(days), weekdays=tuple(weekdays))
+            raise InvalidInput.field("weekdays", "invalid", "must leave at least one day of the week")
+        tidied = Calendar(mode=self.mode, days=tuple(days), weekdays=tuple(weekdays))
+        if self.mode == "next_business_day" and tidied.longest_row() > MOST_IN_A_ROW:
+            message = (
+                f"must leave a business day after at most {MOST_IN_A_ROW} days; use the mode `skip` for longer ones"
+            )
+            raise InvalidInput.field("days", "invalid", message)
+        return tidied
+
+    def longest_row(self) -> int:
+        """How many days in a row it names at most; those of a week of its weekdays do not count without a date."""
+        named, longest, day = _named(self.days, self.weekdays), 0, 0
+        for date_ in self.days:
+            if date_.toordinal() >= day:
+                day = named.next(date_.toordinal(), False) or 0
+                longest = max(longest, day - (named.last(date_.toordinal(), False) or 0) - 1)
+        return longest
 
     def of(self, table: Timetable, tz: ZoneInfo) -> Timetable:
         """A timetable as this calendar leaves it."""
@@ -128,8 +150,10 @@ class _Open(_OnDays):
 
     def next_after(self, instant: datetime) -> datetime | None:
         found = self._table.next_after(instant)
-        farthest = None if found is None else self._day(found) + FARTHEST_DAYS
-        while found is not None and farthest is not None:
+        farthest = 0 if found is None else self._day(found) + FARTHEST_DAYS
+        for _ in range(_MOST_TRIES):
+            if found is None:
+                return None
             day = self._day(found)
             opens = self._days.next(day, self._only)
             if opens == day:
@@ -164,11 +188,12 @@ class _Moved(_OnDays):
     def next_after(self, instant: datetime) -> datetime | None:
         day = self._business(self._day(instant))
         found = self._first_on(day, instant)
-        if found is None:
-            source = self._table.next_after(self._start(day + 1) - TICK)
-            if source is not None:
-                day = self._business(self._day(source))
-                found = self._first_on(day, self._start(day) - TICK)
+        for _ in range(_MOST_MOVES_TRIED):
+            source = None if found else self._table.next_after(self._start(day + 1) - TICK)
+            if source is None:
+                break
+            day = self._business(self._day(source))
+            found = self._first_on(day, self._start(day) - TICK)
         return found
 
     def last_before(self, instant: datetime, not_before: datetime) -> datetime | None:
@@ -176,12 +201,13 @@ class _Moved(_OnDays):
             return None
         day = self._days.last(self._day(instant - TICK), False) or 0
         found = self._last_on(day, min(instant, self._start(day + 1)))
-        if found is None:
-            lowest = self._start(self._first_source(self._business(self._day(not_before))))
-            source = self._table.last_before(self._start(self._first_source(day)), lowest)
-            if source is not None:
-                day = self._business(self._day(source))
-                found = self._last_on(day, self._start(day + 1))
+        lowest = self._start(self._first_source(self._business(self._day(not_before))))
+        for _ in range(_MOST_MOVES_TRIED):
+            source = None if found else self._table.last_before(self._start(self._first_source(day)), lowest)
+            if source is None:
+                break
+            day = self._business(self._day(source))
+            found = self._last_on(day, self._start(day + 1))
         return found if found is not None and found >= not_before else None
 
     def count(self, after: datetime, before: datetime) -> int:
@@ -245,7 +271,10 @@ class _Moved(_OnDays):
     def _sources(self, day: int) -> Iterator[tuple[Stretch, datetime]]:
         """The stretches of real time that are moved to a business day, and when they begin."""
         for source in range(self._first_source(day), day):
-            for stretch in share_of_day(self._tz, source).stretches:
+            share = share_of_day(self._tz, source)
+            if self._table.count(to_instant(share.start) - TICK, to_instant(share.end)) > MOST_MOVED:
+                continue
+            for stretch in share.stretches:
                 yield stretch, to_instant(stretch.start)
 
     def _reached(self, day: int, instant: datetime) -> timedelta | None:

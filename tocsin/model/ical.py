@@ -1,13 +1,17 @@
 """Days out of an iCalendar file (RFC 5545): those that its events touch, repetitions written out.
 
 What is read of an event: DTSTART, DTEND or DURATION, RRULE, RDATE, EXDATE, STATUS. A time with a date counts for the
-day that is written, whatever its zone: a calendar names days, and a schedule says where.
+day that is written, whatever its zone: a calendar names days, and a schedule says where. For the same reason an event
+must repeat by the day or longer, at one time of day.
+
+The work is bounded for the file as a whole, not for each event: every line that is read and every date that is looked
+at takes one of MOST_STEPS, before it is done.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
@@ -16,10 +20,14 @@ from tocsin.model.localdays import FARTHEST_DAYS
 
 LONGEST_TEXT = 1_000_000
 MOST_EVENTS = 5_000
+MOST_STEPS = 200_000
 LONGEST_EVENT = timedelta(days=366)
-_WHEN = re.compile(r"((?:19|2\d)\d{6})(?:T(\d{6})Z?)?", re.ASCII)
+_WHEN = re.compile(r"((?:19|2\d)\d\d)(\d\d)(\d\d)(?:T(\d\d)(\d\d)(\d\d)Z?)?", re.ASCII)
 _DURATION = re.compile(r"\+?P(?:(?P<weeks>\d{1,3})W|(?P<days>\d{1,3})D(?:T.*)?|T.*)", re.ASCII)
 _DAY = timedelta(days=1)
+_OF_THE_CLOCK = ("BYHOUR", "BYMINUTE", "BYSECOND")
+
+Take = Callable[[int], None]  # so many steps, or BadCalendar
 
 
 class BadCalendar(ValueError):
@@ -32,16 +40,30 @@ class _Line(NamedTuple):
     value: str
 
 
-def days_of(text: str, today: date, most: int) -> list[date]:
-    """The days of all events, in order; repetitions without an end go on for as long as a schedule looks ahead."""
+class _Steps:
+    """The steps that are left for a file."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self, count: int) -> None:
+        """Take steps before the work is done; raises BadCalendar when too few are left."""
+        self._left -= count
+        if self._left < 0:
+            raise BadCalendar(f"must expand in at most {self._most:,} steps; repeat less often, or give fewer events")
+
+
+def days_of(text: str, today: date, most: int, most_steps: int = MOST_STEPS) -> list[date]:
+    """Return the days of all events, in order; repetitions without an end stop where schedules stop looking ahead."""
     found: set[date] = set()
+    take = _Steps(most_steps).take
     for number, event in enumerate(_events(text), 1):
         if number > MOST_EVENTS:
-            raise BadCalendar(f"has more than {MOST_EVENTS} events")
-        for day in _days(event, today + timedelta(days=FARTHEST_DAYS)):
+            raise BadCalendar(f"must have at most {MOST_EVENTS:,} events")
+        for day in _days(event, today + timedelta(days=FARTHEST_DAYS), take):
             found.add(day)
             if len(found) > most:
-                raise BadCalendar(f"names more than {most} days; give repetitions an end")
+                raise BadCalendar(f"must name at most {most:,} days; give repetitions an end")
     return sorted(found)
 
 
@@ -54,52 +76,69 @@ def _events(text: str) -> Iterator[list[_Line]]:
             inside.append(line.value.upper())
         elif line.name == "END":
             if not inside or inside.pop() != line.value.upper():
-                raise BadCalendar(f"line {line.number}: END without its BEGIN")
+                raise BadCalendar(f"line {line.number}: END must follow its BEGIN")
             if line.value.upper() == "VEVENT":
                 yield event
                 event = []
         elif inside[-1:] == ["VEVENT"]:
             event.append(line)
         elif not inside:
-            raise BadCalendar(f"line {line.number}: is not inside BEGIN:VCALENDAR")
+            raise BadCalendar(f"line {line.number}: must stand inside BEGIN:VCALENDAR")
     if inside:
-        raise BadCalendar(f"ends before END:{inside[-1][:32]}")
+        raise BadCalendar(f"must not end before END:{inside[-1][:32]}")
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """Content lines, unfolded; parameters are left out, but for quoted ones that hold a colon nobody needs them."""
-    whole: list[tuple[int, str]] = []
-    for number, line in enumerate(re.split(r"\r?\n", text), 1):
-        if line[:1] in (" ", "\t") and whole:
-            whole[-1] = whole[-1][0], whole[-1][1] + line[1:]
+    """Content lines, unfolded; parameters are left out."""
+    number, parts = 0, [""]
+    for at, line in enumerate(re.split(r"\r?\n", text), 1):
+        if line[:1] in (" ", "\t") and number:
+            parts.append(line[1:])
         elif line:
-            whole.append((number, line))
-    for number, line in whole:
-        match = re.match(r'([A-Za-z0-9-]+)(?:;(?:[^":;]|"[^"]*"|;)*)?:(.*)', line, re.DOTALL)
-        if match is None:
-            raise BadCalendar(f"line {number}: is not NAME:value")
-        yield _Line(number, match[1].upper(), match[2].strip())
+            yield from _content(number, parts)
+            number, parts = at, [line]
+    yield from _content(number, parts)
 
 
-def _days(event: list[_Line], farthest: date) -> Iterator[date]:
+def _content(number: int, parts: list[str]) -> Iterator[_Line]:
+    """One content line of the lines that it was folded into; nothing before the first."""
+    if not number:
+        return
+    match = re.match(r'([A-Za-z0-9-]+)(?:;(?:[^":;]|"[^"]*"|;)*)?:(.*)', "".join(parts), re.DOTALL)
+    if match is None:
+        raise BadCalendar(f"line {number}: must be NAME:value")
+    yield _Line(number, match[1].upper(), match[2].strip())
+
+
+def _days(event: list[_Line], farthest: date, take: Take) -> Iterator[date]:
+    take(len(event))
     values = {line.name: line for line in event}
     if values.get("STATUS", _Line(0, "", "")).value.upper() == "CANCELLED":
         return
     if "DTSTART" not in values:
-        raise BadCalendar("an event has no DTSTART")
+        raise BadCalendar("every event must have a DTSTART")
     if "RECURRENCE-ID" in values:
-        raise BadCalendar(f"line {values['RECURRENCE-ID'].number}: single changes of a repetition are not read")
+        number = values["RECURRENCE-ID"].number
+        raise BadCalendar(f"line {number}: must not change single days of a repetition (RECURRENCE-ID)")
     start = _when(values["DTSTART"])
     length = _length(values, start)
-    starts = {start.date(), *_repeated(values, start, farthest)}
-    starts |= {_when(line._replace(value=v)).date() for line in event if line.name == "RDATE" for v in _list(line)}
-    starts -= {_when(line._replace(value=v)).date() for line in event if line.name == "EXDATE" for v in _list(line)}
+    starts = {start.date(), *_repeated(values, start, farthest, take)}
+    starts |= _named(event, "RDATE", take)
+    starts -= _named(event, "EXDATE", take)
+    take(len(starts) * length.days)
     for day in starts:
         yield from (day + i * _DAY for i in range(length.days))
 
 
-def _list(line: _Line) -> list[str]:
-    return line.value.split(",")
+def _named(event: list[_Line], name: str, take: Take) -> set[date]:
+    """The days that all lines of a name list."""
+    found: set[date] = set()
+    for line in event:
+        if line.name == name:
+            values = line.value.split(",")
+            take(len(values))
+            found.update(_when(line._replace(value=value)).date() for value in values)
+    return found
 
 
 def _when(line: _Line) -> datetime:
@@ -107,9 +146,9 @@ def _when(line: _Line) -> datetime:
     try:
         if match is None:
             raise ValueError
-        return datetime.strptime(match[1] + (match[2] or "000000"), "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+        return datetime(*map(int, match.groups(default="0")), tzinfo=UTC)  # type: ignore[misc,arg-type]
     except ValueError:
-        raise BadCalendar(f"line {line.number}: {line.name} is not a date such as 20261225") from None
+        raise BadCalendar(f"line {line.number}: {line.name} must be a date such as 20261225") from None
 
 
 def _length(values: dict[str, _Line], start: datetime) -> timedelta:
@@ -120,24 +159,30 @@ def _length(values: dict[str, _Line], start: datetime) -> timedelta:
     elif "DURATION" in values:
         match = _DURATION.fullmatch(values["DURATION"].value)
         if match is None:
-            raise BadCalendar(f"line {values['DURATION'].number}: DURATION is not a length such as P1D")
+            raise BadCalendar(f"line {values['DURATION'].number}: DURATION must be a length such as P1D")
         end = start + max(_DAY, timedelta(weeks=int(match["weeks"] or 0), days=int(match["days"] or 0)))
     # An end at midnight is that of the day before; what is over in a moment is on its day.
     touched = (end - timedelta(microseconds=1)).date() - start.date() + _DAY
     if touched > LONGEST_EVENT:
-        raise BadCalendar(f"line {values['DTSTART'].number}: lasts longer than a year")
+        raise BadCalendar(f"line {values['DTSTART'].number}: an event must last at most a year")
     return max(_DAY, touched)
 
 
-def _repeated(values: dict[str, _Line], start: datetime, farthest: date) -> Iterator[date]:
+def _repeated(values: dict[str, _Line], start: datetime, farthest: date, take: Take) -> Iterator[date]:
     if "RRULE" not in values:
         return
     line = values["RRULE"]
     try:
-        rule = rrule.compile_rule(line.value, start, "UTC", "skip", "first")
+        rule = rrule.parse(line.value)
+        _refuse_times(rule)
+        yield from rrule.dates(rule, start, farthest, take)
     except rrule.BadRule as error:
         raise BadCalendar(f"line {line.number}: {error}") from None
-    at: datetime | None = start
-    while at is not None and at.date() <= farthest and (rule.last is None or at <= rule.last):
-        yield at.date()
-        at = rule.next_after(at)
+
+
+def _refuse_times(rule: rrule.Rule) -> None:
+    """Refuse repetitions within a day: a calendar of days has no use for them, and there can be 86,400 of them."""
+    if rule.by_real_time:
+        raise rrule.BadRule("FREQ must be DAILY, WEEKLY, MONTHLY or YEARLY in a calendar of days")
+    if rule.by_hour or rule.by_minute or rule.by_second:
+        raise rrule.BadRule(f"must not have {', '.join(_OF_THE_CLOCK)} in a calendar of days")

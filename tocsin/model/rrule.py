@@ -11,8 +11,9 @@ itself is owed only if the rule names it; `UNTIL` with a date alone takes in tha
 from __future__ import annotations
 
 import calendar
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property, lru_cache
@@ -27,6 +28,12 @@ FREQUENCIES = ("SECONDLY", "MINUTELY", "HOURLY", "DAILY", "WEEKLY", "MONTHLY", "
 _UNIT_SECONDS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3600}
 _LONGEST_INTERVAL = {"DAILY": FARTHEST_DAYS, "WEEKLY": 2_600, "MONTHLY": 600, "YEARLY": FARTHEST_YEARS}
 _MOST_COUNT = 10_000
+_PERIOD_DAYS = {"DAILY": 1, "WEEKLY": 7, "MONTHLY": 31, "YEARLY": 366}
+# Periods that are looked at for one with a month that is named. FREQ=MONTHLY;INTERVAL=12;BYMONTH=2 from a January on
+# never has one.
+_MOST_PERIODS = 100
+# Choices of BYSETPOS that a rule keeps: dates are asked for in order, and a search looks at two periods at a time.
+_PERIODS_KEPT = 4
 # Part → lowest, highest, whether it also counts back from the end.
 _NUMBERS = {
     "BYSECOND": (0, 59, False),
@@ -45,6 +52,7 @@ _NOT_WITH = {
 }
 _BY_DAY = re.compile(r"([+-]?\d{1,2})?(MO|TU|WE|TH|FR|SA|SU)", re.ASCII)
 _UNTIL = re.compile(r"(\d{8})(?:T(\d{6})(Z?))?", re.ASCII)
+_ONE_DAY = timedelta(days=1)
 _LAST_DAY = date.max.toordinal() - 800
 
 
@@ -215,11 +223,27 @@ def _until(text: str, tz: ZoneInfo) -> datetime:
         raise BadRule(f"UNTIL={text} is not a date and time that exists") from None
 
 
+def dates(rule: Rule, start: datetime, farthest: date, take: Callable[[int], None]) -> Iterator[date]:
+    """Yield the dates of a rule by days or longer, from its start up to a date. Call `take` with the number of dates
+    that are about to be looked at; it raises when they are too many."""
+    pattern = _Dates(rule, start)
+    end = min(farthest, _until(rule.until, zone("UTC")).date()) if rule.until is not None else farthest
+    left, last = rule.count, end.toordinal()
+    take(_MOST_PERIODS if rule.interval > 1 and rule.by_month else 1)
+    day = pattern.next_day(start.toordinal())
+    while day is not None and day <= last and left != 0:
+        take(pattern.work(day))
+        if pattern.has(day):
+            yield date.fromordinal(day)
+            left = None if left is None else left - 1
+        day = pattern.next_day(day + 1)
+
+
 class _Filter:
     """Which dates the parts of a rule let through, each for itself."""
 
     def __init__(self, rule: Rule, start: datetime) -> None:
-        self._rule = rule
+        self._yeardays, self._weeks, self._wkst = frozenset(rule.by_yearday), frozenset(rule.by_weekno), rule.wkst
         by_days = rule.by_weekno or rule.by_yearday or rule.by_monthday or rule.by_day
         self._months = frozenset(rule.by_month)
         self._monthdays = frozenset(rule.by_monthday)
@@ -244,9 +268,9 @@ class _Filter:
             return False
         if self._weekdays and not self._has_weekday(day):
             return False
-        if self._rule.by_yearday and not _either(self._rule.by_yearday, day.timetuple().tm_yday, _year_length(day)):
+        if self._yeardays and not _either(self._yeardays, day.timetuple().tm_yday, _year_length(day)):
             return False
-        return not self._rule.by_weekno or _either(self._rule.by_weekno, *week_of(day, self._rule.wkst))
+        return not self._weeks or _either(self._weeks, *week_of(day, self._wkst))
 
     def _has_weekday(self, day: date) -> bool:
         weekday = day.weekday()
@@ -258,16 +282,26 @@ class _Filter:
         return bool(self._weekdays & {((place - 1) // 7 + 1, weekday), (-((length - place) // 7 + 1), weekday)})
 
     def next_day(self, day: int) -> int | None:
-        """The first date from `day` on whose month is named."""
+        """The first date from `day` on that may be let through: its month is named, and a later day of that month."""
         if day > _LAST_DAY:
             return None
         found = date.fromordinal(day)
         if self.has_month(found.month):
-            return day
+            later = self._monthday_from(found)
+            if later is not None:
+                return later
+            found = found.replace(day=_month_length(found)) + _ONE_DAY
         month = found.year * 12 + found.month - 1
         while not self.has_month(month % 12 + 1):
             month += 1
         return date(month // 12, month % 12 + 1, 1).toordinal()
+
+    def _monthday_from(self, day: date) -> int | None:
+        """The first date from `day` to the end of its month that BYMONTHDAY may name."""
+        if not self._monthdays or min(self._monthdays) < 0:
+            return day.toordinal()
+        later = [n for n in self._monthdays if day.day <= n <= _month_length(day)]
+        return day.replace(day=min(later)).toordinal() if later else None
 
 
 class _Dates:
@@ -276,18 +310,26 @@ class _Dates:
     def __init__(self, rule: Rule, start: datetime) -> None:
         self._rule = rule
         self._filter = _Filter(rule, start)
-        self._seconds = sorted(
-            h * 3600 + m * 60 + s
-            for h, m, s in product(
-                rule.by_hour or (start.hour,), rule.by_minute or (start.minute,), rule.by_second or (start.second,)
-            )
+        self._clock = (
+            rule.by_hour or (start.hour,),
+            rule.by_minute or (start.minute,),
+            rule.by_second or (start.second,),
         )
+        self._per_day = math.prod(map(len, self._clock))
         self._period = self._period_of(start.date())
-        self._chosen = lru_cache(maxsize=128)(self._choose)
+        self._chosen = lru_cache(maxsize=_PERIODS_KEPT)(self._choose)
+        self._reached: int | None = None  # the period whose choice is paid for
 
     @cached_property
     def _times(self) -> int:
-        return bits(self._seconds)
+        return bits(h * 3600 + m * 60 + s for h, m, s in product(*self._clock))
+
+    def _second(self, number: int) -> int:
+        """The time of day with this number, from 0 on: each part of the clock is in order."""
+        hours, minutes, seconds = self._clock
+        rest, second = divmod(number, len(seconds))
+        hour, minute = divmod(rest, len(minutes))
+        return hours[hour] * 3600 + minutes[minute] * 60 + seconds[second]
 
     def times(self, day: int) -> int:
         found = date.fromordinal(day)
@@ -295,11 +337,30 @@ class _Dates:
         if (period - self._period) % self._rule.interval:
             return 0
         if self._rule.by_setpos:
-            return self._chosen(period).get(day, 0)
+            chosen = self._chosen(period).get(day)
+            return bits(chosen) if chosen else 0
         return self._times if self._filter.lets_through(found) else 0
 
+    def has(self, day: int) -> bool:
+        """Whether a date of a period that counts has times."""
+        found = date.fromordinal(day)
+        if self._rule.by_setpos:
+            return day in self._chosen(self._period_of(found))
+        return self._filter.lets_through(found)
+
+    def work(self, day: int) -> int:
+        """How many dates `has` looks at to answer for this one: with BYSETPOS the whole period, on its first date."""
+        if not self._rule.by_setpos:
+            return 1
+        period = self._period_of(date.fromordinal(day))
+        known, self._reached = self._reached == period, period
+        return 1 if known else _PERIOD_DAYS[self._rule.freq]
+
     def next_day(self, day: int) -> int | None:
-        while (found := self._filter.next_day(day)) is not None:
+        for _ in range(_MOST_PERIODS):
+            found = self._filter.next_day(day)
+            if found is None:
+                return None
             period = self._period_of(date.fromordinal(found))
             beyond = (self._period - period) % self._rule.interval
             if not beyond:
@@ -310,16 +371,16 @@ class _Dates:
             day = following
         return None
 
-    def _choose(self, period: int) -> dict[int, int]:
-        """What BYSETPOS leaves of a period: date → its times."""
+    def _choose(self, period: int) -> dict[int, list[int]]:
+        """What BYSETPOS leaves of a period: date → its times. As numbers: as bits they would take 10 KiB a date."""
         start, end = self._first_day(period), self._first_day(period + 1)
         if start is None or end is None:
             return {}
         days = [d for d in range(start, end) if self._filter.lets_through(date.fromordinal(d))]
-        chosen: dict[int, int] = {}
-        for place in places(self._rule.by_setpos, len(days) * len(self._seconds)):
-            day, second = divmod(place, len(self._seconds))
-            chosen[days[day]] = chosen.get(days[day], 0) | 1 << self._seconds[second]
+        chosen: dict[int, list[int]] = {}
+        for place in places(self._rule.by_setpos, len(days) * self._per_day):
+            day, number = divmod(place, self._per_day)
+            chosen.setdefault(days[day], []).append(self._second(number))
         return chosen
 
     def _period_of(self, day: date) -> int:
@@ -417,7 +478,7 @@ def _set_positions(positions: Sequence[int], seconds: Iterable[int], unit: int) 
     return [known[place] for place in places(positions, len(known))]
 
 
-def _either(named: Sequence[int], place: int, length: int) -> bool:
+def _either(named: frozenset[int], place: int, length: int) -> bool:
     return place in named or place - length - 1 in named
 
 

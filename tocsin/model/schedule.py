@@ -18,7 +18,7 @@ import msgspec
 from tocsin.clock import EPOCH, iso
 from tocsin.errors import InvalidInput
 from tocsin.model import cron, interval, phrases, rrule, words
-from tocsin.model.calendars import Calendar
+from tocsin.model.calendars import MOST_MOVED, Calendar
 from tocsin.model.job import LONGEST_DELAY, ONCE_KINDS, Misfire, Schedule
 from tocsin.model.localdays import FARTHEST_YEARS, LocalDays, OneTime
 from tocsin.model.misfire import minus
@@ -28,7 +28,6 @@ from tocsin.model.zones import zone
 
 SHORTEST_EVERY = timedelta(seconds=1)
 LONGEST_JITTER = timedelta(days=1)
-MOST_MOVED = 100
 _SECOND = timedelta(seconds=1)
 _HASHED = re.compile(r"(?<![A-Z])H(?![A-Z])")
 

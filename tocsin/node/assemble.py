@@ -32,6 +32,7 @@ from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.flow.submit import Answer, JobRequest, RunsRequest, Stored, submit_batch, submit_jobs, submit_runs
 from tocsin.node.archivist import Archivist
+from tocsin.node.aside import Aside
 from tocsin.node.backfiller import Backfiller
 from tocsin.node.breaker import Breaker
 from tocsin.node.compactor import Compactor
@@ -91,6 +92,7 @@ class Node:
         self.parcels = Parcels(self.db, self.objects)
         self.payloads = Payloads(self.db, self.master_keys, self.data_keys, self.parcels)
         self.contents = Contents(self.data_keys, self.parcels)
+        self.aside = Aside()
         self.edge = Edge(settings)
         self.issuers = IssuerBook(settings.oidc)
         self.logins = Logins(self)
@@ -208,6 +210,7 @@ class Node:
         """Let every turn under way finish, then close."""
         await asyncio.gather(*(loop.stop() for loop in self._loops), return_exceptions=True)
         self.parquet.close()
+        self.aside.close()
         await self.db.close()
 
     # ── what became claimable, and who must stop ─────────────────────────────────────────────────────────────────

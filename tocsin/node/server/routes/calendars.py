@@ -24,7 +24,7 @@ _request = msgspec.json.Decoder(CalendarRequest).decode
 @route("PUT", "/v1/calendars/{name}", "jobs.write")
 async def put_calendar(call: Call) -> Reply:
     name = new_name(call)
-    calendar = _calendar(call, _body(call))
+    calendar = await _calendar(call, _body(call))
     try:
         done = await calendars.put(call.node.db, call.who, name, calendar, call.wish, call.version)
     except Replay as first:
@@ -51,16 +51,17 @@ def _body(call: Call) -> CalendarRequest:
         raise BadRequest("the body is not UTF-8", code="malformed_text") from None
 
 
-def _calendar(call: Call, request: CalendarRequest) -> Calendar:
+async def _calendar(call: Call, request: CalendarRequest) -> Calendar:
     days = list(request.days)
     if request.ical is not None:
+        today = call.node.db.clock.now().date()
         try:
-            days += days_of(request.ical, call.node.db.clock.now().date(), MOST_DAYS)
+            days += await call.node.aside.run(call.who.tenant_id, days_of, request.ical, today, MOST_DAYS)
         except BadCalendar as error:
             raise InvalidInput.field("ical", "invalid_ical", str(error)) from None
     calendar = Calendar(mode=request.mode, days=tuple(days), weekdays=tuple(request.weekdays)).tidy()
     if len(calendar.days) > MOST_DAYS:
-        raise InvalidInput.field("days", "invalid", f"are more than {MOST_DAYS:,}")
+        raise InvalidInput.field("days", "invalid", f"must be at most {MOST_DAYS:,}")
     return calendar
 
 
