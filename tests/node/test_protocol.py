@@ -88,7 +88,7 @@ def post(body: bytes, more: bytes = b"") -> bytes:
 
 async def test_answers_come_in_the_order_of_the_questions(desk: Desk) -> None:
     line = await desk.call()
-    line.say(*(post(b"%d" % i) for i in range(300)), b"GET /end?x=%20 HTTP/1.1\r\n\r\n")
+    line.say(*(post(b"%d" % i) for i in range(300)), b"GET /end?x=%20 HTTP/1.1\r\nhost: x\r\n\r\n")
     for i in range(300):
         status, headers, body = await line.hear()
         assert status == 200 and "date" in headers and json.loads(body) == ["POST", "/a", str(i)]
@@ -101,7 +101,7 @@ async def test_a_body_in_pieces(desk: Desk) -> None:
         line.say(bytes([byte]))
         await line.writer.drain()
     assert json.loads((await line.hear())[2])[2] == "hello"
-    line.say(b"POST /b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n")
+    line.say(b"POST /b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n")
     assert json.loads((await line.hear())[2]) == ["POST", "/b", "abc"]
 
 
@@ -122,7 +122,7 @@ async def test_a_body_that_is_too_long_is_refused_before_it_came(desk: Desk) -> 
 
 async def test_an_endless_body_is_not_read_to_its_end(desk: Desk) -> None:
     line = await desk.call()
-    line.say(b"POST /b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+    line.say(b"POST /b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
 
     async def sends() -> None:
         for _ in range(100_000):
@@ -157,7 +157,7 @@ async def test_what_nobody_asks_for_stays_in_the_kernel(desk: Desk) -> None:
 async def test_a_head_that_does_not_come(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.1)
     line = await desk.call()
-    status, _, body = await line.say(b"GET / HTTP/1.1\r\nx: ").hear()
+    status, _, body = await line.say(b"GET / HTTP/1.1\r\nhost: x\r\nx: ").hear()
     assert status == 408 and json.loads(body)["code"] == "request_timeout"
     assert await line.is_over() and not desk.seen
 
@@ -259,11 +259,11 @@ async def test_the_caller_hangs_up(desk: Desk) -> None:
     ("said", "status"),
     [
         (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + b"x: a\r\n" * 101 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\nx: " + b"a" * 17_000 + b"\r\n\r\n", 431),
-        (b"GET /a b HTTP/1.1\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: a\r\n" * 101 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 17_000 + b"\r\n\r\n", 431),
+        (b"GET /a b HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
     ],
 )
 async def test_what_is_not_http_is_told_so_after_what_was(desk: Desk, said: bytes, status: int) -> None:
@@ -273,7 +273,7 @@ async def test_what_is_not_http_is_told_so_after_what_was(desk: Desk, said: byte
     assert await refused(line, status)
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nx: " + b"a" * 40_000, b"GET /" + b"a" * 40_000])
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000, b"GET /" + b"a" * 40_000])
 async def test_a_head_without_end(desk: Desk, said: bytes) -> None:
     assert await refused((await desk.call()).say(said), 431)
 
@@ -286,12 +286,12 @@ async def refused(line: Line, status: int) -> bool:
 
 async def test_head_upgrade_and_close(desk: Desk) -> None:
     line = await desk.call()
-    line.say(b"HEAD / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    line.say(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     head = (await line.reader.readuntil(b"\r\n\r\n")).decode()
     assert int(head.partition("content-length: ")[2].split("\r\n")[0]) > 0, "HEAD tells the length and sends nothing"
     assert (await line.hear())[1]["connection"] == "close" and await line.is_over()
     line = await desk.call()
-    line.say(b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+    line.say(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
     assert (await line.hear())[1]["connection"] == "close" and await line.is_over()
 
 

@@ -79,7 +79,7 @@ async def test_odd_bytes(server: Server, cluster: Cluster) -> None:
         ("11 no ASCII", (0, 400, 404), [b"GET /v1/jobs/\xff\xfe HTTP/1.1\r\n" + host + b"\r\n"]),
         ("11 10 KB", (404, 414), [b"GET /v1/jobs/" + b"a" * 10_240 + b" HTTP/1.1\r\n" + host + b"\r\n"]),
         ("11 a whole URL", (421,), [b"GET http://evil/v1/jobs HTTP/1.1\r\n" + host + b"\r\n"]),
-        ("62 two keys", (401,), [b"GET /v1/jobs HTTP/1.1\r\n" + host + key + b"\r\n"]),
+        ("62 two keys", (400,), [b"GET /v1/jobs HTTP/1.1\r\n" + host + key + b"\r\n"]),
         (
             "62 odd bytes in the key",
             (400, 401),

@@ -1,11 +1,14 @@
 """HTTP/1.1 on sockets: llhttp (httptools) reads the bytes; this module holds callers to their limits and answers.
 
-Ours, because no ASGI server answers 408 to a slow caller or 431 before it has read headers without end, and because an
-answer here is one write without a chain of wrappers: a third of the CPU of a small call went into those.
+Ours, for the reasons and figures in docs/decisions/0005: other servers do not cut a slow body, do not bound connections
+per address and do not count a connection before its TLS handshake.
 
-What a caller may cost: headers and bodies are bounded, a request has to arrive within a time, a caller that stops
-reading is cut, and what it sends ahead of its turn stays in the kernel. Connections are counted, in all and by address;
-when they become many, those that rest are closed sooner.
+What a caller may cost: heads, bodies and the framing of chunks are bounded, a request has to arrive within a time, a
+caller that stops reading is cut, and bytes that it sends ahead of its turn stay unparsed. Connections are counted, in
+all and by address; when they become many, those that rest are closed sooner.
+
+What belongs to one message lives in objects made for that message: a `Head` when it begins (`on_message_begin`), then a
+`Request`. The connection keeps no field of a message, so none can reach the next one.
 """
 
 from __future__ import annotations
@@ -16,24 +19,25 @@ import http
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from email.utils import formatdate
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import parse_qsl
 
 import httptools
 
-from tocsin.errors import ApiProblem, BadRequest, HeadersTooLarge, RequestTimeout, TooLarge, Unavailable
+from tocsin.errors import ApiProblem, HeadersTooLarge, RequestTimeout, ServerFault, Unavailable
+from tocsin.node.server.heads import MOST_HEADER_BYTES, MOST_HEADERS, MOST_TARGET_BYTES, Head, malformed, too_many
 from tocsin.node.server.listen import Caller, TlsListener
+from tocsin.node.server.messages import ClientGone, Reply, Request, Respond, problem
 from tocsin.telemetry import CONNECTIONS_REFUSED, get_logger
-from tocsin.wire import encode
+
+__all__ = ["ClientGone", "HttpConnection", "HttpServer", "Reply", "Request", "Respond", "problem"]
 
 log = get_logger("server")
 
-MOST_HEADERS, MOST_HEADER_BYTES = 100, 16_384
-_MOST_HEAD = MOST_HEADER_BYTES + 16_384  # the request line and the headers as they arrive
-_AHEAD = 262_144  # bytes of a body that are read before anybody asks for them
+_MOST_HEAD = MOST_TARGET_BYTES + MOST_HEADER_BYTES  # the request line and the headers as they arrive
+_PIECE = 16_384  # bytes that are parsed at once: the limits are looked at between pieces
 _HEAD_SECONDS = 10.0
 _BODY_SECONDS, _BODY_RATE = 30.0, 16_384  # a body has so long, and a second more for each so many bytes that came
 _IDLE_SECONDS, _CROWDED_IDLE_SECONDS = 75.0, 5.0
@@ -42,151 +46,10 @@ _ONE_ADDRESS = 0.25  # of them may come from one
 _STALLED_SECONDS = 30.0  # a caller that does not read its answer
 _LINGER_SECONDS = 1.0
 _TICK = 1.0
+_NEVER = float("inf")
 _STATUS = {int(s): f"HTTP/1.1 {int(s)} {s.phrase}\r\n".encode() for s in http.HTTPStatus} | {
     499: b"HTTP/1.1 499 Client Closed Request\r\n"
 }
-
-
-class ClientGone(Exception):
-    """The caller hung up: nobody will read an answer."""
-
-
-class Reply:
-    """An answer: its whole body, or parts that come over time."""
-
-    __slots__ = ("body", "cookies", "headers", "media_type", "status", "stream")
-
-    def __init__(
-        self,
-        body: bytes = b"",
-        status: int = 200,
-        headers: dict[str, str] | None = None,
-        media_type: str = "application/json",
-        stream: AsyncGenerator[bytes, None] | None = None,
-        cookies: Sequence[str] = (),
-    ) -> None:
-        self.body = body
-        self.cookies = cookies
-        self.status = status
-        self.headers = headers
-        self.media_type = media_type
-        self.stream = stream
-
-
-def problem(error: ApiProblem) -> Reply:
-    """An error as its document."""
-    return Reply(encode(error.body()), error.status, error.headers, "application/problem+json")
-
-
-Respond = Callable[["Request"], Awaitable[Reply]]
-
-
-class Request:
-    """One call as it came. The body may still be on its way."""
-
-    __slots__ = (
-        "_arrived", "_complete", "_failed", "_gone", "_line", "_parts", "_query", "_size",
-        "chunks", "headers", "keep_alive", "method", "of_worker", "params", "path", "query_string",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        query_string: bytes,
-        headers: dict[str, str],
-        line: HttpConnection | None = None,
-        body: bytes | None = None,
-    ) -> None:
-        self.method = method
-        self.path = path  # as it was sent: segments are decoded one by one, after they were told apart
-        self.query_string = query_string
-        self.headers = headers
-        self.params: dict[str, str] = {}
-        self.keep_alive = True
-        self.chunks = True  # whether the caller can read an answer in chunks
-        self.of_worker = False  # whether it has shown a good worker key where workers call
-        self._line = line
-        self._query: list[tuple[str, str]] | None = None
-        self._parts = [body] if body else []
-        self._size = len(body or b"")
-        self._complete = line is None
-        self._arrived: asyncio.Future[None] | None = None
-        self._failed: Exception | None = None
-        self._gone: asyncio.Future[None] | None = None
-
-    @property
-    def query(self) -> list[tuple[str, str]]:
-        """The query's parameters in order, decoded."""
-        if self._query is None:
-            try:
-                text = self.query_string.decode("ascii", "replace")
-                self._query = parse_qsl(text, keep_blank_values=True, max_num_fields=100)
-            except ValueError:
-                raise BadRequest("the query has too many parameters", code="unknown_parameter") from None
-        return self._query
-
-    @property
-    def address(self) -> str:
-        """Of the caller, or of the proxy in front of us."""
-        return "" if self._line is None else self._line.peer
-
-    @property
-    def gone(self) -> asyncio.Future[None]:
-        """Done when the caller hangs up."""
-        if self._gone is None:
-            self._gone = asyncio.get_running_loop().create_future()
-            if isinstance(self._failed, ClientGone):
-                self._gone.set_result(None)
-        return self._gone
-
-    async def body(self, most: int) -> bytes:
-        """The whole body, refused as soon as it is known to be longer than `most`."""
-        declared = self.headers.get("content-length", "0")
-        too_large = TooLarge(f"a body has at most {most} bytes here")
-        if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
-            raise too_large
-        if not self._complete and self._line is not None:
-            self._line.invite(self)
-        while not self._complete and self._failed is None and self._size <= most:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        if self._size > most:
-            raise too_large
-        if self._failed is not None:
-            raise self._failed
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-
-    # ── what the connection tells ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def complete(self) -> bool:
-        return self._complete
-
-    @property
-    def far_ahead(self) -> bool:
-        """Whether so much came before anybody asked for it that the rest may wait."""
-        return self._size > _AHEAD and self._arrived is None
-
-    def more(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._size += len(part)
-        self._wake()
-
-    def end(self) -> None:
-        self._complete = True
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """No more of it will come."""
-        self._failed = error
-        if isinstance(error, ClientGone) and self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
 
 
 class HttpConnection(Caller):
@@ -198,19 +61,19 @@ class HttpConnection(Caller):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._header_count = self._header_bytes = 0
-        self._head_bytes = 0  # of a head that is not whole yet
+        self._head: Head | None = None  # of the message whose head arrives
+        self._head_bytes = 0  # that arrived and were not yet a whole head
         self._reading: Request | None = None
+        self._plain = 0  # bytes of a body that the parser leaves to us: it skips the body of a request to upgrade
+        self._unparsed = memoryview(b"")
         self._serving: Request | None = None
         self._next: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._streaming = False
         self._paused = False
         self._resting = False
-        self._deaf = False  # nothing more is read: the connection ends with an answer given or under way
-        self._last: ApiProblem | None = None  # said after the answer under way
+        self._deaf = False  # nothing more is parsed: the connection ends with an answer given or under way
+        self._unread = False  # bytes came, or may come, that nobody parses
+        self._last: ApiProblem | None = None  # said after the answers under way
         self._can_write: asyncio.Future[None] | None = None
         self.lost = False
         self.admitted = counted_from is not None
@@ -238,8 +101,8 @@ class HttpConnection(Caller):
         self._next.clear()
         if self._serving is not None:
             self._serving.fail(ClientGone())
-        if self._streaming and self._task is not None:
-            self._task.cancel()
+            if self._serving.streaming and self._task is not None:
+                self._task.cancel()
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -255,76 +118,140 @@ class HttpConnection(Caller):
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
-            return
-        if self._reading is None:
-            if self._head_bytes == 0 and self._serving is None:
-                self.deadline = time.monotonic() + _HEAD_SECONDS
-            self._head_bytes += len(data)
+            self._unread = True
+        elif len(data) <= _PIECE and not self._unparsed:
+            self._parse(data)
+        else:
+            self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+            self._parse_on()
+
+    def _parse_on(self) -> None:
+        """Parse what has arrived, piece by piece, until a request has to wait for its turn."""
+        while self._unparsed and not self._paused and not self._deaf:
+            piece, self._unparsed = self._unparsed[:_PIECE], self._unparsed[_PIECE:]
+            self._parse(piece)
+        if self._deaf and self._unparsed:
+            self._unread, self._unparsed = True, memoryview(b"")
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        request = self._reading
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._deaf = True  # we speak no other protocol: this answer is the last
+            if request is None:
+                self._parse_head(data)
+            else:
+                size = request.size
+                if self._plain:
+                    self._take_plain(data)
+                else:
+                    self._parser.feed_data(data)
+                if request is self._reading:
+                    request.frame(len(data) - (request.size - size))
+        except httptools.HttpParserUpgrade as upgrade:
+            self._take_plain(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(_cause(error))
         except httptools.HttpParserError as error:
-            self._refuse(BadRequest(f"this is not HTTP/1.1: {error}", code="malformed_http"))
+            self._refuse(malformed(f"this is not HTTP/1.1: {error}"))
+        except ApiProblem as error:
+            self._refuse(error)
+
+    def _parse_head(self, data: bytes | memoryview) -> None:
+        """Parse bytes of which the first are not a body's."""
+        before = self._head
+        self._head_bytes += len(data)
+        self._parser.feed_data(data)
         if self._head_bytes > _MOST_HEAD:
-            self._refuse(HeadersTooLarge(f"a request line and headers have at most {_MOST_HEAD} bytes"))
+            raise HeadersTooLarge(f"a request line and headers must have at most {_MOST_HEAD} bytes")
+        if self._head is not before and self._head is not None and self._serving is None:
+            self.deadline = time.monotonic() + _HEAD_SECONDS
+
+    def _take_plain(self, data: bytes | memoryview) -> None:
+        """Read what follows a request to upgrade, which is served as if it had not asked: its body, if it has one."""
+        if self._plain:
+            part = bytes(data[: self._plain])
+            self._plain -= len(part)
+            data = data[len(part) :]
+            self.on_body(part)
+            if not self._plain:
+                self.on_message_complete()
+        self._unread = self._unread or len(data) > 0
 
     # ── the parser ───────────────────────────────────────────────────────────────────────────────────────────────
+    # What these methods raise stops the parser for good: the connection ends.
+
+    def on_message_begin(self) -> None:
+        if self._deaf:
+            raise malformed("nothing may follow the last request of a connection")
+        self._head = Head()
 
     def on_url(self, part: bytes) -> None:
-        self._url += part
+        assert self._head is not None
+        self._head.add_to_target(part)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        self._header_count += 1
-        self._header_bytes += len(name) + len(value)
-        known = self._headers.get(key)
-        self._headers[key] = text if known is None else f"{known}, {text}"
+        head = self._head
+        if head is None:
+            raise malformed("a body must not have trailer fields after its chunks")
+        # Not a method of the head: one more call for each field would cost a small request 3 % of its time here.
+        headers, key, text = head.headers, name.decode("latin-1").lower(), value.rstrip().decode("latin-1")
+        if key in headers:
+            head.repeat(key, text)
+        else:
+            headers[key] = text
+        head.size += len(name) + len(value)
+        if head.size > MOST_HEADER_BYTES or len(headers) + head.repeats > MOST_HEADERS:
+            raise too_many()
 
     def on_headers_complete(self) -> None:
-        if self._deaf:
-            return
-        if self._header_count > MOST_HEADERS or self._header_bytes > MOST_HEADER_BYTES:
-            self._refuse(HeadersTooLarge(f"a request has at most {MOST_HEADERS} headers of {MOST_HEADER_BYTES} bytes"))
-            return
-        try:
-            url = httptools.parse_url(self._url)
-            path = url.path.decode("ascii") if url.path else "/"
-            if url.host:  # what a whole URL names goes before the header (RFC 9112, 3.2.2)
-                self._headers["host"] = url.host.decode("ascii")
-        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
-            self._refuse(BadRequest("this is not a URL", code="malformed_http"))
-            return
-        method = self._parser.get_method().decode("ascii")
-        request = self._reading = Request(method, path, url.query or b"", self._headers, self)
-        request.chunks = self._parser.get_http_version() == "1.1"
-        request.keep_alive = request.chunks and self._parser.should_keep_alive()
-        self._url, self._headers = b"", {}
-        self._header_count = self._header_bytes = self._head_bytes = 0
+        head, self._head, self._head_bytes = self._head, None, 0
+        assert head is not None
+        parser = self._parser
+        version = parser.get_http_version()
+        path, query = head.finish(version)
+        method = parser.get_method().decode("ascii")
+        request = self._reading = Request(method, path, query, head.headers, self)
+        request.chunks = version == "1.1"
+        request.keep_alive = request.chunks and parser.should_keep_alive()
+        if parser.should_upgrade():
+            self._ignore_upgrade(request)
         if self._serving is None:
             self._serve(request)
         else:
             self._next.append(request)
             self._pause()
 
+    def _ignore_upgrade(self, request: Request) -> None:
+        """Serve a request as if it had not asked to upgrade, and as the last one of the connection."""
+        if request.method == "CONNECT" or "transfer-encoding" in request.headers:
+            self._reading = None
+            raise malformed("a request must not be CONNECT, and must not upgrade and have a body in chunks")
+        self._plain = int(request.headers.get("content-length", "0"))
+        request.keep_alive = False
+
     def on_body(self, part: bytes) -> None:
-        if self._reading is not None and not self._deaf:
-            self.deadline += len(part) / _BODY_RATE
-            self._reading.more(part)
-            if self._reading.far_ahead:
-                self._pause()
+        request = self._reading
+        assert request is not None
+        self.deadline += len(part) / _BODY_RATE
+        request.more(part)
+        if request.far_ahead:
+            self._pause()
 
     def on_message_complete(self) -> None:
+        if self._plain:
+            return
         request, self._reading = self._reading, None
-        if request is not None and not self._deaf:
-            request.end()
-            self._rest()
+        assert request is not None
+        request.end()
+        if not request.keep_alive:  # what follows the last request of a connection is none
+            self._deaf = True
+        if request is self._serving and self._can_write is None:
+            self.deadline = _NEVER
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def invite(self, request: Request) -> None:
         """Somebody wants the rest of a body."""
-        if request.headers.pop("expect", "").lower() == "100-continue":
+        if request.headers.pop("expect", "").lower() == "100-continue" and request.chunks:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if request is self._reading:
             self._resume()
@@ -360,27 +287,31 @@ class HttpConnection(Caller):
         self._go_on(request)
 
     def _go_on(self, last: Request) -> None:
-        if self._last is not None:
-            self._last_words(self._last)
-        elif not last.keep_alive or self._deaf or self._server.leaving:
+        if not last.keep_alive or self._server.leaving:
             self._linger()
-        elif self._next:
+        elif self._next:  # it came before whatever was refused
             self._serve(self._next.popleft())
+        elif self._last is not None:
+            self._last_words(self._last)
+        elif self._deaf:
+            self._linger()
         else:
-            self._resume()
+            if self._paused:
+                self._resume()
             self._rest()
 
     def _write(self, request: Request, reply: Reply) -> None:
         body = reply.body
-        head = self._head(request, reply, b"content-length: %d\r\n" % len(body))
+        length = b"" if reply.status == 204 else b"content-length: %d\r\n" % len(body)
+        head = self._head_of(request, reply, length)
         self._transport.write(head if request.method == "HEAD" else head + body)
 
     async def _write_stream(self, request: Request, reply: Reply, parts: AsyncGenerator[bytes, None]) -> None:
-        self._streaming = True
+        request.streaming = True
         request.keep_alive = request.keep_alive and request.chunks
         framing = b"transfer-encoding: chunked\r\n" if request.chunks else b""
         async with contextlib.aclosing(parts):
-            self._transport.write(self._head(request, reply, framing))
+            self._transport.write(self._head_of(request, reply, framing))
             if request.method == "HEAD":
                 return
             async for part in parts:
@@ -389,13 +320,13 @@ class HttpConnection(Caller):
                     await self._can_write
         if request.chunks:
             self._transport.write(b"0\r\n\r\n")
-        self._streaming = False
 
-    def _head(self, request: Request, reply: Reply, length: bytes) -> bytes:
+    def _head_of(self, request: Request, reply: Reply, length: bytes) -> bytes:
         lines = f"content-type: {reply.media_type}\r\n" + self._server.head_lines(reply.headers)
         if reply.cookies:
             lines += "".join(f"set-cookie: {cookie}\r\n" for cookie in reply.cookies)
-        if not request.keep_alive or not request.complete or self._deaf or self._server.leaving:
+        ends = self._deaf and not self._next and self._last is None  # else another answer follows
+        if ends or not request.keep_alive or not request.complete or self._server.leaving:
             request.keep_alive = False
             lines += "connection: close\r\n"
         return b"%b%b%b%b\r\n" % (_STATUS[reply.status], self._server.date, length, lines.encode("latin-1", "replace"))
@@ -410,6 +341,7 @@ class HttpConnection(Caller):
         if self._paused and not self.lost:
             self._paused = False
             self._transport.resume_reading()
+            self._parse_on()
 
     def _rest(self) -> None:
         """Until when the caller must have done what we wait for: read, send the rest of a body, or something new."""
@@ -417,23 +349,24 @@ class HttpConnection(Caller):
             return
         self._resting = self._serving is None
         if self._serving is None:
-            self.deadline = time.monotonic() + _IDLE_SECONDS
+            self.deadline = time.monotonic() + (_IDLE_SECONDS if self._head is None else _HEAD_SECONDS)
         elif self._serving.complete:
-            self.deadline = float("inf")
+            self.deadline = _NEVER
         else:
             self.deadline = time.monotonic() + _BODY_SECONDS
 
     def _refuse(self, error: ApiProblem) -> None:
-        """Say why and hang up; an answer under way comes first."""
+        """Say why and hang up. Answers to the requests before it come first; one whose body is refused gets this."""
+        self._unread = True
         if self._deaf:
             return
         self._deaf = True
-        if self._serving is None:
-            self._last_words(error)
-        elif self._serving is self._reading:
-            self._serving.fail(error)
-        else:
+        if self._reading is not None:
+            self._reading.fail(error)
+        elif self._serving is not None:
             self._last = error
+        else:
+            self._last_words(error)
 
     def _last_words(self, error: ApiProblem) -> None:
         request = Request("GET", "", b"", {})
@@ -444,7 +377,7 @@ class HttpConnection(Caller):
     def _linger(self) -> None:
         """Hang up. What still comes is dropped for a moment first: a socket closed with unread bytes in it takes an
         answer along that is still on its way."""
-        whole = self._reading is None and not self._deaf
+        whole = self._reading is None and not self._unread and not self._paused
         self._deaf = True
         if whole:
             self._transport.close()
@@ -454,13 +387,13 @@ class HttpConnection(Caller):
 
     def look_at_clock(self, now: float, hurry: float = 0.0) -> None:
         """Cut a caller whose time is up; one that rests, `hurry` seconds before that."""
-        rests = self._resting and not self._head_bytes
+        rests = self._resting and self._head is None
         if now < self.deadline - (hurry if rests else 0.0):
             return
-        self.deadline = float("inf")
+        self.deadline = _NEVER
         if self._can_write is not None:
             self._transport.abort()
-        elif self._reading is not None or self._head_bytes:
+        elif self._reading is not None or self._head is not None:
             self._refuse(RequestTimeout("the request did not arrive in time"))
         else:
             self._transport.close()
@@ -475,6 +408,14 @@ class HttpConnection(Caller):
         if self._task is not None:
             self._task.cancel()
         self._transport.abort()
+
+
+def _cause(error: httptools.HttpParserCallbackError) -> ApiProblem:
+    """Return what a method that the parser calls has raised."""
+    if isinstance(error.__context__, ApiProblem):
+        return error.__context__
+    log.error("a request could not be read", error=repr(error.__context__), exc_info=error)
+    return ServerFault("the server could not read this request; the cause was logged")
 
 
 def _lines(headers: Mapping[str, str]) -> str:
