@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,6 +22,8 @@ from tocsin.model.access import (
     kept_by,
     misplaced_scopes,
 )
+
+ROOT = Path(__file__).parents[2]
 
 # The whole table, spelled out once more: a change of the rule must be made twice.
 VIEWER = {"jobs.read", "runs.read", "fleet.read"}
@@ -81,6 +86,24 @@ def test_a_pattern_fits_as_a_shell_would_have_it(patterns: list[str], name: str)
 def test_the_expression_says_the_same_by_itself(patterns: list[str], name: str) -> None:
     scope = Scope(tuple(patterns))
     assert (re.search(scope.name_pattern, name) is not None) == scope.has(name, {})
+
+
+WORST = [["*a*a*a*a*a*a*b"], ["*a" * 64], ["*" * 127 + "b"], ["a*" * 63 + "ab"] * 50, ["*aaaaaaab" * 14] * 50]
+
+
+@pytest.mark.parametrize("patterns", WORST)
+def test_the_worst_patterns_take_few_steps(patterns: list[str]) -> None:
+    """In a process with 20 seconds of a processor: a search that does not end cannot be counted from inside."""
+    told = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+from tests.steps import at_most
+from tocsin.model.access import Scope
+with at_most(10_000):
+    print(Scope({patterns!r}).has("a" * 128, {{}}))
+"""
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{patterns == ['*a' * 64]}\n"), done.stderr
 
 
 def test_a_name_or_a_tag_is_enough_and_nothing_is_not() -> None:
