@@ -16,7 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tocsin.client.app import App, Context, GiveUp
+from tocsin.worker.channel import Channel
+from tocsin.worker.frames import Done, Replies
 
 app = App()
 LEAK = contextvars.ContextVar("leak", default="clean")
@@ -299,3 +303,55 @@ async def measure(rows: list[str]) -> int:
 @app.function
 async def compare(ctx: Context) -> dict[str, object]:
     return {"results": dict(ctx.results), "states": {name: parent.state for name, parent in ctx.parents.items()}}
+
+
+@app.function("gives_up_waiting")
+async def gives_up_waiting(ctx: Context, value: int) -> int:
+    """Cancel the wait for a checkpoint, as `asyncio.wait_for` does when its time is up."""
+    waiting = asyncio.ensure_future(_saved(ctx, value))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    print("gave up waiting")
+    return value
+
+
+async def _saved(ctx: Context, value: int) -> None:
+    await ctx.checkpoint(value)
+
+
+@app.function("echo_logged")
+async def echo_logged(path: str, value: int) -> int:
+    """Write one line per call to a file, so that a second call of the same run is seen."""
+    with open(path, "a") as file:  # noqa: ASYNC230 (one short line)
+        file.write(f"{value}\n")
+    return value
+
+
+@app.function("block_loop_until")
+async def block_loop_until(path: str) -> None:
+    while not os.path.exists(path):  # noqa: ASYNC240 (it blocks the loop on purpose)
+        time.sleep(0.005)  # noqa: ASYNC251
+
+
+@app.function("nested")
+async def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@app.function("forge")
+async def forge(run_id: str, fence: int) -> str:
+    """Say in the runner's place that another run has ended."""
+    caller = sys._getframe(1)
+    while "calls" not in caller.f_locals and caller.f_back is not None:
+        caller = caller.f_back
+    channel: Channel = caller.f_locals["calls"].channel
+    for cell in range(8):
+        done = Done(cell, run_id, fence, 1, 1, result=msgspec.Raw(msgspec.msgpack.encode("forged")))
+        channel.send(msgspec.msgpack.encode(Replies(done=[done])))
+    await asyncio.Event().wait()
+    return "never"

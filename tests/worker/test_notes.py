@@ -42,7 +42,7 @@ def test_a_frame_has_the_latest_progress_of_each_run_and_every_checkpoint() -> N
     assert (checkpoint.cell, msgspec.msgpack.decode(checkpoint.checkpoint)) == (0, {"n": 1})
     assert [(note.cell, note.progress) for note in progress] == [(0, 0.3), (1, 0.5)]
     assert len(woken) == 5 and desk.take() == []
-    desk.answered(checkpoint.number, "")
+    desk.answered(first.ref, checkpoint.number, "")
     saving.wait()
 
 
@@ -52,7 +52,7 @@ def test_an_ended_run_speaks_in_the_frame_of_its_end_and_never_after() -> None:
     run.ended = True
     [note] = desk.take()
     run.told = True
-    desk.answered(note.number, "the worker was lost")
+    desk.answered(run.ref, note.number, "the worker was lost")
     late = desk.keep(run, 2)
     desk.progressed(run, 1.0)
     assert desk.take() == []
@@ -106,7 +106,7 @@ async def shipping(server: Server) -> AsyncIterator[notes.NoteShipper]:
 def keep(shipper: notes.NoteShipper, state: Any, key: RunKey = KEY) -> asyncio.Future[str]:
     """Send a checkpoint; what became of it."""
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    shipper.add(key, Note(0, None, 1, msgspec.Raw(msgspec.msgpack.encode(state))), told.set_result)
+    shipper.add(key, Note(0, *key, None, 1, msgspec.Raw(msgspec.msgpack.encode(state))), told.set_result)
     return told
 
 
@@ -141,11 +141,19 @@ async def test_every_checkpoint_is_answered_also_where_none_is_kept(monkeypatch:
         assert await keep(shipper, 4) == ""
 
 
+async def test_a_note_that_is_refused_keeps_no_other_run_from_its_own() -> None:
+    server = Server(Refused("HTTP 422: one of them"), Refused("HTTP 422: this one"))
+    async with shipping(server) as shipper:
+        refused, kept = keep(shipper, 1), keep(shipper, 2, ("other", 1))
+        assert "this one" in await refused and await kept == ""
+    assert states(server) == [1, 2, 1, 2]
+
+
 async def test_progress_alone_is_sent_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "PROGRESS_AFTER", 0.01)
     server = Server()
     async with shipping(server) as shipper:
         for fraction in (0.1, 0.2):
-            shipper.add(KEY, Note(0, fraction), None)
+            shipper.add(KEY, Note(0, *KEY, fraction), None)
         await server.heard.wait()
     assert [(note.run_id, note.progress, note.checkpoint) for note in server.sent] == [("r", 0.2, msgspec.UNSET)]

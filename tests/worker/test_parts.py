@@ -139,9 +139,10 @@ async def test_what_an_answer_means(status: int, code: str, kind: type[Exception
 async def test_a_channel_carries_large_frames_both_ways_and_is_read_to_the_end() -> None:
     a, b = socket.socketpair()
     got: list[bytes] = []
+    faults: list[Exception] = []
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    left, right = Channel(a, loop, got.append, closed.set), Channel(b, loop, got.append, closed.set)
+    left, right = (Channel(end, loop, got.append, closed.set, faults.append) for end in (a, b))
     frames = [b"", b"x", b"y" * 3_000_000, b"z"]
     for frame in frames:
         left.send(frame)
@@ -152,7 +153,7 @@ async def test_a_channel_carries_large_frames_both_ways_and_is_read_to_the_end()
         left.send(b"last words")
         left.close()
         right.drain()
-    assert got[-1] == b"last words" and closed.is_set()
+    assert got[-1] == b"last words" and closed.is_set() and not faults
 
 
 def test_an_app_names_its_functions() -> None:

@@ -48,19 +48,20 @@ async def test_what_a_thread_says_when_its_run_has_just_ended_is_not_the_next_ru
         """Between the look at whether its run goes on and the line, the loop's thread has its turn."""
 
         def take(self, lines: list[str]) -> tuple[list[str], int]:
-            calls._settle(run, Done(0, 1, 1))
+            calls._settle(run, Done(0, "run", 1, 1, 1))
             calls.flush()
             return lines, 0
 
     run.limit = Meanwhile()
     calls.output.add(run, "stdout", "info", ["late"])
     calls.flush()
-    assert [(reply.done, reply.output) for reply in wire.said] == [([Done(0, 1, 1)], [])]
+    assert [(reply.done, reply.output) for reply in wire.said] == [([Done(0, "run", 1, 1, 1)], [])]
+    calls._queue.clear()  # its pump comes only now
     table.close()
 
 
 def quiet_run() -> Any:
-    return SimpleNamespace(call=SimpleNamespace(cell=0), ended=False, told=False, limit=None)
+    return SimpleNamespace(ref=(0, "run", 1), ended=False, told=False, limit=None)
 
 
 def test_no_line_is_lost_that_a_thread_adds_while_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

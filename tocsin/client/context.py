@@ -163,9 +163,10 @@ class Context:
 
     def progress(self, fraction: float) -> None:
         """Say how much is done, from 0 to 1; the run shows the latest."""
-        if not 0 <= fraction <= 1:
+        done = float(fraction)
+        if not 0 <= done <= 1:
             raise ValueError(f"progress lies between 0 and 1, not at {fraction!r}")
-        self._host.progressed(float(fraction))
+        self._host.progressed(done)
 
     def checkpoint(self, state: Any) -> Saving:
         """Keep `state` (anything JSON can hold, up to 64 KB): the next attempt finds it as `ctx.saved`.

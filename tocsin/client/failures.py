@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -39,18 +41,45 @@ class Failure(NamedTuple):
 
 
 def meaning(exc: BaseException) -> Failure:
-    """What an exception means for the run whose function raised it."""
-    if isinstance(exc, BadArguments):
+    """Say what an exception means for the run whose function raised it. Raises nothing: a subclass may be of any shape.
+
+    So the type decides (`isinstance` asks the object for its `__class__`, which may be code), and an attribute counts
+    only if it is what `Retry` would have set."""
+    kind = type(exc)
+    if issubclass(kind, BadArguments):
         return Failure("arguments", give_up=True)
-    after = exc.seconds if isinstance(exc, Retry) else None
-    return Failure(dotted(type(exc))[:256], isinstance(exc, GiveUp), after)
+    after = _retry_after(exc) if issubclass(kind, Retry) else None
+    return Failure(dotted(kind), issubclass(kind, GiveUp), after)
+
+
+def _retry_after(exc: BaseException) -> float | None:
+    try:
+        seconds = exc.seconds  # type: ignore[attr-defined]
+        # Not their subclasses, which may do anything.
+        return float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
+    except BaseException:
+        return None
 
 
 def dotted(kind: type[BaseException]) -> str:
     """An exception class's name as runs show it: in full, except Python's own and ours."""
-    if kind.__module__ == "builtins" or kind.__module__.startswith("tocsin."):
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
+    # By the descriptors of `type`: a metaclass may have names of its own for both.
+    name, module = _QUALNAME(kind), _MODULE(kind)
+    if type(module) is not str or module == "builtins" or module.startswith("tocsin."):
+        return name
+    return f"{module}.{name}"
+
+
+_QUALNAME: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_MODULE: Callable[[type], object] = type.__dict__["__module__"].__get__
+
+
+def text_of(exc: BaseException) -> str:
+    """An exception's text, also of one that cannot be printed."""
+    try:
+        return str.__str__(str(exc))  # not a subclass, whose methods may do anything
+    except BaseException:
+        return "(its text cannot be made)"
 
 
 def seconds_of(length: Length) -> float:

@@ -51,16 +51,27 @@ class Mask:
         return "\n".join(self.lines(text.split("\n"), Trail()))
 
     def value(self, value: Any) -> Any:
-        """All texts of a value that is made of JSON's types."""
-        match value:
-            case str():
-                return self.text(value)
-            case list() | tuple():
-                return [self.value(item) for item in value]
-            case dict():
-                return {self.value(key): self.value(item) for key, item in value.items()}
-            case _:
-                return value
+        """All texts of a value that is made of JSON's types; without recursion, for it may be nested deeply."""
+        root = [value]
+        boxes: list[list[Any] | dict[Any, Any]] = [root]
+        while boxes:
+            box = boxes.pop()
+            keys = {key: self.text(key) for key in box if isinstance(key, str)} if isinstance(box, dict) else {}
+            for at, item in list(box.items() if isinstance(box, dict) else enumerate(box)):
+                match item:
+                    case str():
+                        box[at] = self.text(item)
+                    case list() | tuple():
+                        box[at] = [*item]
+                        boxes.append(box[at])
+                    case dict():
+                        box[at] = {**item}
+                        boxes.append(box[at])
+            if isinstance(box, dict) and any(key != shown for key, shown in keys.items()):
+                renamed = {keys.get(key, key): item for key, item in box.items()}
+                box.clear()
+                box.update(renamed)
+        return root[0]
 
     def lines(self, lines: list[str], trail: Trail) -> list[str]:
         """The next lines of a text, as they may be seen."""
@@ -110,12 +121,15 @@ def _followed(text: str, at: int, form: str, passed: int, trail: Trail) -> int:
     return at
 
 
-def confidential(secrets: Mapping[str, str], args: Any, target: Any, sensitive: bool) -> list[str]:
-    """What a run is told in confidence: its secrets and, if they are sensitive, the texts among its arguments and in
-    what its target says, but not the short ones, which are words like any other."""
-    told = [args, *(getattr(target, name, None) for name in _SAYS)] if sensitive else []
-    texts = (text for text in _texts(told) if len(text) >= _WHOLE_LINE)
-    return [*secrets.values(), *_together(itertools.islice(texts, _MOST_TEXTS), _MOST_CHARACTERS)]
+def confidential(secrets: Mapping[str, str], args: Any, target: Any, sensitive: bool, token: str = "") -> list[str]:
+    """What a run is told in confidence: its token, its secrets and, if they are sensitive, the texts among its
+    arguments and in what its target says, but not the short ones, which are words like any other."""
+    told = [*secrets.values(), token] if token else [*secrets.values()]
+    if sensitive:
+        texts = _texts([args, *(getattr(target, name, None) for name in _SAYS)])
+        long = (text for text in texts if len(text) >= _WHOLE_LINE)
+        told += _together(itertools.islice(long, _MOST_TEXTS), _MOST_CHARACTERS)
+    return told
 
 
 def _together(texts: Iterable[str], left: int) -> Iterator[str]:
@@ -125,15 +139,16 @@ def _together(texts: Iterable[str], left: int) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case list():
-            for item in value:
-                yield from _texts(item)
-        case dict():
-            for item in value.values():
-                yield from _texts(item)
+    """The texts of a value in their order; without recursion, for it may be nested deeply."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case list() as items:
+                left += reversed(items)
+            case dict() as items:
+                left += reversed(items.values())
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

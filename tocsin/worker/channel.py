@@ -2,6 +2,9 @@
 
 Not an asyncio transport, for two reasons: a frame leaves in the same turn of the loop, so that a crash a moment later
 cannot take it along; and what a dead peer had still sent can be read to the end.
+
+Each frame is consumed before its handler is called, so no handler can make a frame come twice. A handler that raises
+puts the peer in doubt: the channel hands over nothing more and reports the fault once.
 """
 
 from __future__ import annotations
@@ -10,12 +13,19 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+MOST_FRAME = 1 << 30  # bytes; senders split what is larger than `GOOD_FRAME` where they can
+GOOD_FRAME = 1 << 24
 _READ = 1 << 18
 _HEADER = 4
 
 
+class FrameTooLarge(ValueError):
+    """A frame is larger than `MOST_FRAME`."""
+
+
 class Channel:
-    """One end. `on_frame` gets each frame; `on_close` is called once, after the last frame."""
+    """One end. `on_frame` gets each frame once; `on_close` is called once, after the last frame. `on_fault` is called
+    once if a frame cannot be handled; after that neither of the others is called."""
 
     def __init__(
         self,
@@ -23,12 +33,14 @@ class Channel:
         loop: asyncio.AbstractEventLoop,
         on_frame: Callable[[bytes], None],
         on_close: Callable[[], None],
+        on_fault: Callable[[Exception], None],
     ) -> None:
         self._sock, self._loop = sock, loop
-        self._on_frame, self._on_close = on_frame, on_close
+        self._on_frame, self._on_close, self._on_fault = on_frame, on_close, on_fault
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._closed = False
+        self._faulty = False
         sock.setblocking(False)
         loop.add_reader(sock, self._readable)
 
@@ -39,6 +51,8 @@ class Channel:
 
     def send(self, frame: bytes) -> None:
         """Write a frame now; what the socket does not take is written when it does."""
+        if len(frame) > MOST_FRAME:
+            raise FrameTooLarge(f"a frame has {len(frame):,} bytes and must have at most {MOST_FRAME:,}")
         if self._closed:
             return
         waiting = bool(self._outbox)
@@ -57,7 +71,7 @@ class Channel:
 
     def drain(self) -> None:
         """Read all that a peer has sent before it died, then close."""
-        while not self._closed and self._read():
+        while not self._closed and not self._faulty and self._read():
             pass
         self.close()
 
@@ -97,12 +111,26 @@ class Channel:
         return True
 
     def _split(self) -> None:
-        inbox, at = self._inbox, 0
-        while len(inbox) - at >= _HEADER:
-            size = int.from_bytes(inbox[at : at + _HEADER], "little")
-            if len(inbox) - at - _HEADER < size:
-                break
-            frame = bytes(inbox[at + _HEADER : at + _HEADER + size])
-            at += _HEADER + size
-            self._on_frame(frame)
-        del inbox[:at]
+        try:
+            while not self._closed and (frame := self._next()) is not None:
+                self._on_frame(frame)
+        except Exception as exc:
+            self._faulty = True
+            self._inbox.clear()
+            if not self._closed:
+                self._loop.remove_reader(self._sock)
+            self._on_fault(exc)
+
+    def _next(self) -> bytes | None:
+        """Take the first frame out of the inbox; None if it is not complete."""
+        inbox = self._inbox
+        if len(inbox) < _HEADER:
+            return None
+        end = _HEADER + int.from_bytes(inbox[:_HEADER], "little")
+        if end > MOST_FRAME + _HEADER:
+            raise FrameTooLarge(f"the peer announced a frame of {end - _HEADER:,} bytes")
+        if len(inbox) < end:
+            return None
+        frame = bytes(inbox[_HEADER:end])
+        del inbox[:end]
+        return frame

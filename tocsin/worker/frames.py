@@ -2,6 +2,9 @@
 
 Between them lies a shared table of 64-bit cells, one per run in hand, that outlives a crash of the runner: it tells
 the agent which runs had been started, and when, without a message for each.
+
+Cells are used again. So everything that is said about a run names its cell, its id and its fence, and each side checks
+the three against what it has in that cell. A mismatch is a `ProtocolViolation`: the runner is replaced.
 """
 
 from __future__ import annotations
@@ -18,9 +21,15 @@ NOT_STARTED, ENDED = 0, -1  # any other cell is the monotonic nanosecond of the 
 Outcome = Literal["succeeded", "failed", "timeout", "lost", "cancelled"]
 _NIL = msgspec.Raw(b"\xc0")
 
+RunRef = tuple[int, str, int]  # cell, run id, fence
+
+
+class ProtocolViolation(Exception):
+    """The other side said something that it must not say; nothing it says can be trusted any more."""
+
 
 class Call(Struct, array_like=True, gc=False):
-    """One run to call; `cell` is its place in the table and its name in all frames."""
+    """One run to call; `cell` is its place in the table."""
 
     cell: int
     target: int
@@ -39,6 +48,7 @@ class Call(Struct, array_like=True, gc=False):
     secrets: dict[str, str] = {}
     parents: Any = None  # the runs that it waited for: `wire.Parent` by name
     logical_at: str | None = None  # the instant that it stands for, if that is not `scheduled_for`
+    sensitive: bool = False  # its arguments are confidential
 
 
 class CallTarget(Struct, array_like=True):
@@ -54,14 +64,16 @@ class Orders(Struct, array_like=True):
 
     targets: list[CallTarget] = []
     calls: list[Call] = []
-    stops: list[int] = []
-    kept: list[tuple[int, str]] = []  # checkpoints by their numbers, each with why it was not kept, if it was not
+    stops: list[RunRef] = []
+    kept: list[tuple[RunRef, int, str]] = []  # a checkpoint's run, its number, and why it was not kept ("" if it was)
 
 
 class Done(Struct, array_like=True, gc=False):
     """One ended call."""
 
     cell: int
+    run_id: str
+    fence: int
     started_ns: int
     ran_ns: int
     outcome: Outcome = "succeeded"
@@ -89,6 +101,8 @@ class Output(Struct, array_like=True, gc=False):
     """One line a call has written; `dropped` counts lines left out just before it."""
 
     cell: int
+    run_id: str
+    fence: int
     at: float
     stream: str
     level: str
@@ -100,6 +114,8 @@ class Note(Struct, array_like=True, gc=False):
     """What a call says of itself: how far it is, or a checkpoint with a number to answer it by."""
 
     cell: int
+    run_id: str
+    fence: int
     progress: float | None = None
     number: int = 0
     checkpoint: msgspec.Raw = _NIL
@@ -112,6 +128,20 @@ class Replies(Struct, array_like=True):
     output: list[Output] = []
     done: list[Done] = []
     notes: list[Note] = []
+
+    def halves(self) -> tuple[Replies, Replies] | None:
+        """Split a frame that is too large, the ends last; None if it says one thing only."""
+        if self.output and (self.notes or self.done):
+            return Replies(output=self.output), Replies(notes=self.notes, done=self.done)
+        if self.notes and self.done:
+            return Replies(notes=self.notes), Replies(done=self.done)
+        half = (len(self.output) + len(self.notes) + len(self.done)) // 2  # of one kind
+        if not half:
+            return None
+        return (
+            Replies(output=self.output[:half], done=self.done[:half], notes=self.notes[:half]),
+            Replies(output=self.output[half:], done=self.done[half:], notes=self.notes[half:]),
+        )
 
 
 class Table:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tocsin.model.masks import Mask, Trail, confidential
-from tocsin.wire import ClaimedRun, Finished, LogLine
+from tocsin.wire import ClaimedRun, Finished, LogLine, RunError
 
 
 class AttemptMask(Mask):
@@ -27,7 +27,14 @@ class AttemptMask(Mask):
         return [(at, stream, level, next(told[stream])) for at, stream, level, _ in lines]
 
     def end(self, end: Finished) -> None:
-        """Blot out what the end of the attempt tells."""
+        """Blot out what the end of the attempt tells. An end that cannot be masked is a failure, and tells nothing."""
+        try:
+            self._mask_end(end)
+        except Exception as exc:  # nested more deeply than this process can read, or too large for its memory
+            end.outcome, end.result, end.retry_after, end.give_up = "failed", None, None, False
+            end.error = RunError(class_="internal", message=f"its end could not be masked: {type(exc).__name__}")
+
+    def _mask_end(self, end: Finished) -> None:
         if end.error is not None:
             end.error.class_, end.error.message = self.text(end.error.class_), self.text(end.error.message)
         if end.result is not None:

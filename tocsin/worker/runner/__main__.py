@@ -10,16 +10,19 @@ import signal
 import socket
 import sys
 import traceback
-from typing import TextIO, cast
+from typing import NoReturn, TextIO, cast
 
 import uvloop
 
 from tocsin.client.app import App, Function
+from tocsin.client.failures import dotted, text_of
+from tocsin.model.loglines import clean
 from tocsin.worker.channel import Channel
 from tocsin.worker.frames import Table
 from tocsin.worker.runner.calls import Calls
 from tocsin.worker.runner.forks import brand_children
 from tocsin.worker.runner.output import RunStream
+from tocsin.worker.runner.vital import give_up
 
 
 def load(reference: str) -> App:
@@ -32,12 +35,12 @@ def load(reference: str) -> App:
 
 
 async def serve(reference: str, url: str, slots: int, sock: socket.socket, table: Table) -> None:
-    """Say hello, then call what is asked for until the agent is gone."""
+    """Load the module and say hello; from then on the channel calls what is asked for until the agent is gone."""
     brand_children()
     loop = asyncio.get_running_loop()
     functions: dict[str, Function] = {}
     calls = Calls(functions, slots, table, url, loop)
-    calls.channel = Channel(sock, loop, calls.on_frame, lambda: os._exit(1))
+    calls.channel = Channel(sock, loop, calls.on_frame, lambda: os._exit(1), give_up)
     # Before the module is loaded, so that the log handlers it makes write here too.
     sys.stdout = cast(TextIO, RunStream("stdout", sys.stdout, calls.output))
     sys.stderr = cast(TextIO, RunStream("stderr", sys.stderr, calls.output))
@@ -50,11 +53,20 @@ async def serve(reference: str, url: str, slots: int, sock: socket.socket, table
             function.arguments  # noqa: B018 — now, so that no run waits for it
     except BaseException as exc:
         traceback.print_exc()
-        calls.greet(f"{reference} cannot be loaded: {type(exc).__name__}: {exc}")
+        calls.greet(f"{reference} cannot be loaded: {dotted(type(exc))}: {clean(text_of(exc))}")
     else:
         gc.freeze()
         calls.greet(jobs=jobs, workflows=workflows)
-    await asyncio.Event().wait()
+
+
+def run_forever(loop: asyncio.AbstractEventLoop) -> NoReturn:
+    """Run the loop until the process ends. `SystemExit` and `KeyboardInterrupt` in a task of a function leave the loop,
+    and so does `loop.stop()`; they end the function, and not the runs beside it."""
+    while True:
+        try:
+            loop.run_forever()
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
 
 
 def main() -> None:
@@ -64,7 +76,10 @@ def main() -> None:
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides when we stop
     sock = socket.socket(fileno=int(socket_fd))
-    uvloop.run(serve(reference, url, int(slots), sock, Table(int(slots), int(table_fd))))
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(serve(reference, url, int(slots), sock, Table(int(slots), int(table_fd))))
+    run_forever(loop)
 
 
 main()

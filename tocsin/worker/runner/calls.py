@@ -21,12 +21,13 @@ from typing import Any
 import msgspec
 
 from tocsin.client.app import Function
-from tocsin.worker.channel import Channel
-from tocsin.worker.frames import ENDED, Done, Hello, Orders, Replies, Table
+from tocsin.worker.channel import GOOD_FRAME, Channel
+from tocsin.worker.frames import ENDED, Call, CallTarget, Done, Hello, Orders, ProtocolViolation, Replies, RunRef, Table
 from tocsin.worker.runner.notes import Notes, RunHost
 from tocsin.worker.runner.output import OutputBuffer
-from tocsin.worker.runner.run import CURRENT, Run, failed, stopped, succeeded
+from tocsin.worker.runner.run import CURRENT, Run, broken, failed, stopped, succeeded
 from tocsin.worker.runner.threads import Threads
+from tocsin.worker.runner.vital import vital
 
 _TURN_NS = 2_000_000  # after this long the pump lets the loop look around, and what has ended is sent
 _CHOKED_BYTES = 16 * 1024 * 1024
@@ -66,27 +67,39 @@ class Calls:
         self.channel.send(_encode(Replies(hello=hello)))
 
     def on_frame(self, frame: bytes) -> None:
-        """Orders of the agent."""
+        """Take orders of the agent. Raises what puts this runner in doubt; `__main__` ends it then."""
         orders = _decode(frame)
-        now = time.monotonic_ns()
         for call in orders.calls:
-            target = orders.targets[call.target]
-            function = self._functions.get(target.function)
-            if function is None:
-                self._done.append(Done(call.cell, 0, 0, "failed", "start", f"no function {target.function}"))
-                self._flush_soon()
-                continue
-            run = self._live[call.cell] = Run(call, target, function)
-            if call.start_ns > now:
-                self._early.add(run)
-            else:
-                self._enqueue(run)
-        for number, refusal in orders.kept:
-            self.notes.answered(number, refusal)
-        for cell in orders.stops:
-            if cell in self._live:
-                self._stop(self._live[cell], "cancelled")
+            if call.cell in self._live:
+                raise ProtocolViolation(f"cell {call.cell} has a run already")
+            self._accept(call, orders.targets[call.target])
+        for ref, number, refusal in orders.kept:
+            self.notes.answered(ref, number, refusal)
+        for ref in orders.stops:
+            # It may have ended meanwhile; its cell is no other's before the agent has read that.
+            if (run := self._found(ref)) is not None:
+                self._stop(run, "cancelled")
         self._set_going()
+
+    def _accept(self, call: Call, target: CallTarget) -> None:
+        function = self._functions.get(target.function)
+        if function is None:
+            why = f"no function {target.function}"
+            self._done.append(Done(call.cell, call.run_id, call.fence, 0, 0, "failed", "start", why))
+            self._flush_soon()
+            return
+        run = self._live[call.cell] = Run(call, target, function)
+        if call.start_ns > time.monotonic_ns():
+            self._early.add(run)
+        else:
+            self._enqueue(run)
+
+    def _found(self, ref: RunRef) -> Run | None:
+        """Return the run that is meant, if it has not ended."""
+        run = self._live.get(ref[0])
+        if run is not None and run.ref != ref:
+            raise ProtocolViolation(f"cell {ref[0]} has another run than {ref[1]}")
+        return run
 
     def _enqueue(self, run: Run) -> None:
         if run.function.is_async:
@@ -107,6 +120,14 @@ class Calls:
     async def _work_through(self) -> None:
         me = asyncio.current_task()
         assert me is not None
+        try:
+            await self._drive(me)
+        finally:
+            if self._pump is me:  # a function has cancelled all tasks that it could find
+                self._pump = None
+                self._set_going()
+
+    async def _drive(self, me: asyncio.Task[None]) -> None:
         turn_ends = time.monotonic_ns() + _TURN_NS
         while self._queue:
             ended_ns = await _within(self._queue.popleft(), self)
@@ -144,8 +165,7 @@ class Calls:
     def settle_async(self, run: Run, result: Any, exc: BaseException | None) -> int:
         """The call is over; when."""
         ended_ns = time.monotonic_ns()
-        ran_ns = ended_ns - run.started_ns
-        self._settle(run, succeeded(run, ran_ns, result) if exc is None else failed(run, ran_ns, exc))
+        self._settle(run, _end(run, ended_ns - run.started_ns, result, exc))
         return ended_ns
 
     # ── sync functions ───────────────────────────────────────────────────────────────────────────────────────────
@@ -158,9 +178,10 @@ class Calls:
         run.started_ns = self._cells[run.call.cell] = time.monotonic_ns()
         try:
             result = context.run(run.invoke, self._url, self._host)
-            done = succeeded(run, time.monotonic_ns() - run.started_ns, result)
         except BaseException as exc:
-            done = failed(run, time.monotonic_ns() - run.started_ns, exc)
+            done = _end(run, time.monotonic_ns() - run.started_ns, None, exc)
+        else:
+            done = _end(run, time.monotonic_ns() - run.started_ns, result, None)
         done.cpu_ns = time.thread_time_ns() - used_ns
         return done
 
@@ -195,6 +216,7 @@ class Calls:
     def _time_out(self, run: Run) -> None:
         self._stop(run, "timeout")
 
+    @vital
     def _settle(self, run: Run, done: Done) -> None:
         if run.partial is not None:
             self.output.end(run)
@@ -219,6 +241,7 @@ class Calls:
             self._flushing = True
             self._loop.call_soon_threadsafe(self.flush)
 
+    @vital
     def flush(self) -> None:
         """Send what has gathered."""
         self._flushing = False
@@ -229,8 +252,26 @@ class Calls:
             for run in self._ending:
                 run.told = True
             self._ending.clear()
-            self.channel.send(_encode(Replies(None, output, done, notes)))
+            self._send(Replies(None, output, done, notes))
             self.output.choked = self.channel.backlog > _CHOKED_BYTES
+
+    def _send(self, replies: Replies) -> None:
+        assert self.channel is not None
+        frame = _encode(replies)
+        halves = replies.halves() if len(frame) > GOOD_FRAME else None
+        if halves is None:
+            self.channel.send(frame)
+        else:
+            for half in halves:
+                self._send(half)
+
+
+def _end(run: Run, ran_ns: int, result: Any, exc: BaseException | None) -> Done:
+    """Make the end of a call, whatever it returned or raised."""
+    try:
+        return succeeded(run, ran_ns, result) if exc is None else failed(run, ran_ns, exc)
+    except BaseException:  # no memory, for one, or an interruption that comes only now
+        return broken(run, ran_ns)
 
 
 @types.coroutine
@@ -240,6 +281,9 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
     context = contextvars.copy_context()
     try:
         coroutine = context.run(calls.begin, run)
+    except BaseException as exc:
+        return calls.settle_async(run, None, exc)
+    try:
         waits_for = context.run(coroutine.send, None)
     except StopIteration as end:
         return calls.settle_async(run, end.value, None)
@@ -247,20 +291,18 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
         return calls.settle_async(run, None, exc)
     calls.suspended(run)
     while True:
+        step: Callable[[Any], Any] = coroutine.send
         try:
-            try:
-                sent = yield waits_for
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as exc:
-                waits_for = context.run(coroutine.throw, exc)
-            else:
-                waits_for = context.run(coroutine.send, sent)
+            given = yield waits_for
+        except GeneratorExit:  # of our own task; one that the function raises is its end like any other
+            coroutine.close()
+            raise
+        except BaseException as exc:
+            step, given = coroutine.throw, exc
+        try:
+            waits_for = context.run(step, given)
         except StopIteration as end:
             return calls.settle_async(run, end.value, None)
-        except GeneratorExit:
-            raise
         except BaseException as exc:
             return calls.settle_async(run, None, exc)
 
@@ -297,6 +339,7 @@ class _Early:
         delay = (self._heap[0][0] - time.monotonic_ns()) / 1e9
         self._timer = self._loop.call_later(max(delay, 0), self._fire)
 
+    @vital
     def _fire(self) -> None:
         self._timer = None
         now = time.monotonic_ns()
@@ -333,6 +376,7 @@ class _Deadlines:
         delay = self._heap[0][0] - time.monotonic()
         self._timer = self._loop.call_later(max(delay, 0), self._fire)
 
+    @vital
     def _fire(self) -> None:
         self._timer = None
         now = time.monotonic()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 
 from tocsin.client.context import Saving
 from tocsin.client.failures import Superseded
-from tocsin.worker.frames import Note
+from tocsin.worker.frames import Note, ProtocolViolation, RunRef
 from tocsin.worker.runner.output import OutputBuffer
 from tocsin.worker.runner.run import Run
 
@@ -31,7 +32,7 @@ class Notes:
         self._progress: deque[tuple[Run, float]] = deque()
         self._checkpoints: deque[tuple[Run, Note]] = deque()
         self._numbers = itertools.count(1)
-        self._unanswered: dict[int, Future[None]] = {}
+        self._unanswered: dict[int, tuple[Run, Future[None]]] = {}
 
     def progressed(self, run: Run, fraction: float) -> None:
         """Only the latest of a frame is told."""
@@ -48,9 +49,10 @@ class Notes:
             )
         # Through JSON and back: only what survives that comes back to the next attempt as it was.
         packed = msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
-        number = next(self._numbers)
-        kept = self._unanswered[number] = Future[None]()
-        self._checkpoints.append((run, Note(run.call.cell, None, number, packed)))
+        number, kept = next(self._numbers), Future[None]()
+        kept.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it: the answer still comes
+        self._unanswered[number] = run, kept
+        self._checkpoints.append((run, Note(*run.ref, None, number, packed)))
         self._wake()
         return Saving(kept)
 
@@ -63,20 +65,22 @@ class Notes:
         for _ in range(len(self._checkpoints)):
             run, note = self._checkpoints.popleft()
             if run.told:
-                self.answered(note.number, "the run has ended")
+                self.answered(run.ref, note.number, "the run has ended")
             else:
                 notes.append(note)
         latest = dict(self._progress.popleft() for _ in range(len(self._progress)))
-        going_on = {run.call.cell: fraction for run, fraction in latest.items() if not run.ended}
-        return notes + [Note(cell, fraction) for cell, fraction in going_on.items()]
+        return notes + [Note(*run.ref, fraction) for run, fraction in latest.items() if not run.ended]
 
-    def answered(self, number: int, refusal: str) -> None:
-        """What became of a checkpoint."""
-        kept = self._unanswered.pop(number, None)
-        if kept is not None and refusal:
-            kept.set_exception(Superseded(refusal))
-        elif kept is not None:
-            kept.set_result(None)
+    def answered(self, ref: RunRef, number: int, refusal: str) -> None:
+        """Tell a function what became of its checkpoint."""
+        run, kept = self._unanswered.pop(number, (None, None))
+        if run is None or kept is None or run.ref != ref:
+            raise ProtocolViolation(f"run {ref[1]} has no checkpoint with the number {number}")
+        with contextlib.suppress(InvalidStateError):  # the function has it in its hands, and may have settled it
+            if refusal:
+                kept.set_exception(Superseded(refusal))
+            else:
+                kept.set_result(None)
 
 
 class RunHost:

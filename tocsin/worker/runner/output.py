@@ -13,7 +13,7 @@ from tocsin.worker.frames import Output
 from tocsin.worker.lines import LINE_BYTES, OutputLimit, pieces
 from tocsin.worker.runner.run import CURRENT, Run
 
-_LEVELS = {"debug", "info", "warning", "error", "critical"}
+_LEVELS = {name: name for name in ("debug", "info", "warning", "error", "critical")}
 _BACKLOG_LINES = 100_000
 
 
@@ -34,7 +34,7 @@ class OutputBuffer:
 
     def emit(self, run: Run, level: str, text: str, about: str) -> None:
         """A record of the run's logger. What it carries stands with its first line."""
-        self.add(run, "log", level if level in _LEVELS else "info", text.split("\n"), clean(about))
+        self.add(run, "log", _LEVELS.get(level, "info"), _exact(text).split("\n"), clean(_exact(about)))
 
     def add(self, run: Run, stream: str, level: str, lines: list[str], about: str = "") -> None:
         """Append lines, as far as the run and the buffer may hold them."""
@@ -46,10 +46,10 @@ class OutputBuffer:
         kept, dropped = run.limit.take([joined(parts[0], about), *parts[1:]] if about else parts)
         if self.choked or len(self._lines) + len(kept) > _BACKLOG_LINES:
             kept, dropped = [], dropped + len(kept)
-        cell, at = run.call.cell, time.time()
-        self._lines.extend([(run, Output(cell, at, stream, level, line)) for line in kept])
+        at = time.time()
+        self._lines.extend([(run, Output(*run.ref, at, stream, level, line)) for line in kept])
         if dropped:
-            self._lines.append((run, Output(cell, at, "", "", "", dropped)))
+            self._lines.append((run, Output(*run.ref, at, "", "", "", dropped)))
         self._wake()
 
     def end(self, run: Run) -> None:
@@ -57,6 +57,11 @@ class OutputBuffer:
         for stream, text in (run.partial or {}).items():
             if text:
                 self.add(run, stream, "info", [text])
+
+
+def _exact(text: str) -> str:
+    """The text without what a subclass of `str` may do when it is used later, outside of its run."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def _pieces(line: str) -> list[str]:
@@ -71,6 +76,7 @@ class RunStream(io.TextIOBase):
         self._stream, self._real, self._output = name, real, buffer
 
     def write(self, text: str) -> int:
+        text = _exact(text)
         run = CURRENT.get()
         if run is None or run.ended:
             return self._real.write(text)

@@ -15,13 +15,17 @@ import msgspec
 
 from tocsin.client.app import Function
 from tocsin.client.context import Context, Host
-from tocsin.client.failures import BadArguments, meaning
+from tocsin.client.failures import BadArguments, meaning, text_of
 from tocsin.model.loglines import clean
+from tocsin.model.masks import Mask, confidential
 from tocsin.model.packed import MOST_RESULT
-from tocsin.worker.frames import Call, CallTarget, Done
+from tocsin.worker.frames import Call, CallTarget, Done, RunRef
 from tocsin.worker.lines import OutputLimit
 
 MESSAGE_CHARS = 4096
+CLASS_CHARS = 256
+_READ_CHARS = 64 * 1024  # of a text that is masked and then cut to a few thousand characters
+_TRACE_FRAMES = 8
 _OURS = os.path.dirname(__file__)  # frames of the runner itself say nothing to a job's owner
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
@@ -33,11 +37,13 @@ class Run:
     __slots__ = (
         "asked_to_stop",
         "call",
+        "confided",
         "ended",
         "forked",
         "function",
         "limit",
         "partial",
+        "ref",
         "started_ns",
         "stop_event",
         "target",
@@ -48,6 +54,9 @@ class Run:
 
     def __init__(self, call: Call, target: CallTarget, function: Function) -> None:
         self.call, self.target, self.function = call, target, function
+        self.ref: RunRef = (call.cell, call.run_id, call.fence)
+        # Taken now, because the function may change what it is given.
+        self.confided = confidential(call.secrets, call.args, target, call.sensitive, call.token)
         self.started_ns = 0
         self.asked_to_stop = ""
         self.ended = False
@@ -91,19 +100,18 @@ CURRENT: contextvars.ContextVar[Run | None] = contextvars.ContextVar("tocsin_run
 
 
 def succeeded(run: Run, ran_ns: int, result: Any) -> Done:
-    """The end of a call that returned."""
-    cell, started = run.call.cell, run.started_ns
+    """Return the end of a call that returned. Raises nothing, whatever the result does."""
     if run.asked_to_stop:
         return stopped(run, ran_ns)
     if result is None:
-        return Done(cell, started, ran_ns)
+        return Done(*run.ref, run.started_ns, ran_ns)
     try:
-        return Done(cell, started, ran_ns, result=_storable(result))
+        return Done(*run.ref, run.started_ns, ran_ns, result=_storable(result))
     except _TooLarge as exc:  # and another attempt would return as much
-        return Done(cell, started, ran_ns, "failed", "result_too_large", str(exc), give_up=True)
-    except Exception as exc:
-        message = clean(f"the result of type {type(result).__name__} cannot be stored as JSON: {exc}")[:MESSAGE_CHARS]
-        return Done(cell, started, ran_ns, "failed", "result", message)
+        return _failure(run, ran_ns, "result_too_large", str(exc), give_up=True)
+    except BaseException as exc:
+        name, why = type.__dict__["__name__"].__get__(type(result)), text_of(exc)
+        return _failure(run, ran_ns, "result", f"the result of type {name} cannot be stored as JSON: {why}")
 
 
 class _TooLarge(Exception):
@@ -119,40 +127,62 @@ def _storable(result: Any) -> msgspec.Raw:
 
 
 def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
-    """The end of a call that raised."""
+    """Return the end of a call that raised. Raises nothing, whatever the exception does."""
     if run.asked_to_stop:
         return stopped(run, ran_ns)
     told = meaning(exc)
     # Where arguments were refused says nothing to a job's owner.
-    message = clean(str(exc))[:MESSAGE_CHARS] if isinstance(exc, BadArguments) else _message(exc)
-    return Done(
-        run.call.cell,
-        run.started_ns,
-        ran_ns,
-        "failed",
-        told.error_class,
-        message,
-        retry_after=told.retry_after,
-        give_up=told.give_up,
-    )
+    trace = "" if issubclass(type(exc), BadArguments) else _trace(exc)
+    return _failure(run, ran_ns, told.error_class, text_of(exc), trace, told.retry_after, told.give_up)
+
+
+def broken(run: Run, ran_ns: int) -> Done:
+    """Return the end of a call whose end could not be made: the fault is ours."""
+    if run.asked_to_stop:
+        return stopped(run, ran_ns)
+    return Done(*run.ref, run.started_ns, ran_ns, "failed", "internal", "the runner could not read how it ended")
 
 
 def stopped(run: Run, ran_ns: int) -> Done:
     """The end of a call that was asked to stop and did."""
     if run.asked_to_stop == "timeout":
         text = f"still running after {run.call.timeout_ms} ms"
-        return Done(run.call.cell, run.started_ns, ran_ns, "timeout", "timeout", text)
-    return Done(run.call.cell, run.started_ns, ran_ns, "cancelled")
+        return Done(*run.ref, run.started_ns, ran_ns, "timeout", "timeout", text)
+    return Done(*run.ref, run.started_ns, ran_ns, "cancelled")
 
 
-def _message(exc: BaseException) -> str:
-    """What it says, then the end of where it happened."""
+def _failure(
+    run: Run,
+    ran_ns: int,
+    error_class: str,
+    text: str,
+    trace: str = "",
+    retry_after: float | None = None,
+    give_up: bool = False,
+) -> Done:
+    """Mask, then cut: a secret that a cut goes through would not be found any more."""
+    mask = Mask(run.confided)
+    head = _shown(mask, text[:_READ_CHARS])
+    message = head[:MESSAGE_CHARS]
+    if trace:
+        head = head[: MESSAGE_CHARS // 2]
+        tail = _shown(mask, trace)[-(MESSAGE_CHARS - len(head) - 1) :].rstrip()
+        message = f"{head}\n{tail}" if tail else head
+    name = _shown(mask, error_class[:_READ_CHARS])[:CLASS_CHARS]
+    return Done(*run.ref, run.started_ns, ran_ns, "failed", name, message, retry_after=retry_after, give_up=give_up)
+
+
+def _shown(mask: Mask, text: str) -> str:
+    return mask.text("\n".join(map(clean, text.split("\n"))))
+
+
+def _trace(exc: BaseException) -> str:
+    """Return the end of where it happened."""
     try:
-        text = str(exc)
-    except Exception:
-        text = "(its text cannot be made)"
-    head = "\n".join(map(clean, text.split("\n")))[: MESSAGE_CHARS // 2]
-    frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith(_OURS)]
-    trace = "".join(traceback.format_list(frames[-8:]))
-    tail = "\n".join(map(clean, trace.split("\n")))[-(MESSAGE_CHARS - len(head) - 1) :].rstrip()
-    return f"{head}\n{tail}" if tail else head
+        traceback_ = BaseException.__dict__["__traceback__"].__get__(exc)
+        # Ours are the outermost, and few.
+        frames = traceback.extract_tb(traceback_, limit=-2 * _TRACE_FRAMES)
+        theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+        return "".join(text[:_READ_CHARS] for text in traceback.format_list(theirs[-_TRACE_FRAMES:]))
+    except BaseException:  # whatever the loader of its module does
+        return ""

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from tocsin.worker.frames import Done
-from tocsin.worker.runner.run import Run, stopped
+from tocsin.worker.runner.run import Run, broken
+from tocsin.worker.runner.vital import vital
 
 _HELP_AFTER = 0.001
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -38,7 +39,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         try:
             self.pool.work(self)
-        except Interrupted:  # it came between the function's end and ours
+        except BaseException:  # an interruption between the function's end and ours, or a fault of ours
             self.pool.retire(self)
 
 
@@ -116,13 +117,14 @@ class Threads:
     def retire(self, thread: _Thread) -> None:
         """A thread that was interrupted ends, and hands over what it still owes."""
         if thread.owed is not None:
-            self._ended.append((thread.owed, stopped(thread.owed, 0)))
+            self._ended.append((thread.owed, broken(thread.owed, 0)))
         self._loop.call_soon_threadsafe(self._one_less)
         self._loop.call_soon_threadsafe(self._collect)
 
     def _one_less(self) -> None:
         self._count -= 1
 
+    @vital
     def _collect(self) -> None:
         self._told = False
         while self._ended:
@@ -130,6 +132,7 @@ class Threads:
             if not run.ended:
                 self._deliver(run, done)
 
+    @vital
     def _call_help(self) -> None:
         """Wake or start threads while calls wait."""
         self._ramp = None
