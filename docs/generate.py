@@ -93,6 +93,29 @@ class Code(NamedTuple):
     says: str
 
 
+_ATTEMPTS = {
+    "arguments": "the arguments do not fit the target; never retried",
+    "crashed": "the process that ran the function died",
+    "deadline": "the run's deadline passed",
+    "drained": "the worker was drained and killed the run after its grace; outcome `lost`",
+    "engine": "the container engine or the cluster did not answer, or removed what ran",
+    "evicted": "the cluster took the pod away",
+    "exit": "the program ended with another exit code than 0",
+    "image": "the image could not be pulled",
+    "internal": "a bug of the worker; its log says more",
+    "lost": "the worker stopped reporting; outcome `lost`",
+    "oom": "it used more memory than it may",
+    "poison": "two workers in a row went down with the run, which is set apart; outcome `lost`, never retried",
+    "result": "the result cannot be stored as JSON",
+    "result_too_large": "the result is larger than a result may be; never retried",
+    "signal": "a signal killed the program",
+    "start": "it could not be started, or this worker cannot run it",
+    "timeout": "it ran longer than its `timeout`; outcome `timeout`",
+    "unreportable": "the attempt ended, but what it ended with cannot be encoded or masked",
+    "worker": "the worker could not see it through, and does not know whether it still runs",
+}
+
+
 def errors_page() -> str:
     """The classes of problems, and every code that the code raises."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ApiProblem)]
@@ -118,6 +141,10 @@ def errors_page() -> str:
         + table("status|class|title|code", classes)
         + "\n## Codes\n\nWhat the code raises beyond these, or names in `errors`; `…` stands for what varies.\n\n"
         + table("code|status|class|says", codes)
+        + "\n## Error classes of attempts\n\nThe `class` in the `error` of a run: `retry_on` and `give_up_on` name it, "
+        "and dead letters are found by it. A Python function that raises has the name of its exception as the class. "
+        "Targets of kind `http` have [classes of their own](how-to/http.md). A run that cannot begin has a code "
+        "from above as its class.\n\n" + table("class|what happened", [(f"`{k}`", v) for k, v in _ATTEMPTS.items()])
     )
 
 

@@ -350,6 +350,8 @@ PROTOCOL, OLDEST_PROTOCOL = 1, 1
 
 
 class Register(Struct, kw_only=True):
+    """`formerly`: the id under which this very process was lost. It did not go down, so no run took it down."""
+
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     pool: str = "default"
     slots: Slots = 1
@@ -358,6 +360,7 @@ class Register(Struct, kw_only=True):
     targets: list[str] = []
     functions: list[str] = []
     version: str = ""
+    formerly: str = ""
 
 
 class Registered(Struct, kw_only=True):

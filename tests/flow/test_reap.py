@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.flow.kit import Scene, WorkerHand, end_of
-from tocsin.flow import reap
+from tocsin.flow import claim, reap
 from tocsin.node.reaper import Reaper
 
 
@@ -52,16 +52,137 @@ async def test_who_lost_his_worker_keeps_his_place_before_a_backlog(scene: Scene
 
 
 async def test_the_third_loss_is_the_end(scene: Scene, worker_key: str) -> None:
-    [run_id] = await scene.ask(await scene.job(retry={"max_attempts": 1}))
+    [run_id, other] = await scene.ask(await scene.job(retry={"max_attempts": 1}), 2)
     for loss in (1, 2, 3):
         worker = await WorkerHand.register(scene.node, worker_key)
-        await scene.wake(run_id)
-        assert len(await scene.taken(worker.id)) == 1
+        await unsuspected(scene, run_id, other)
+        assert len(await scene.taken(worker.id)) == 2
         await lapse(scene, worker)
         run = await scene.run(run_id)
         assert (run["losses"], run["failures"]) == (loss, 0)
-    assert (run["state"], run["outcome"]) == ("dead", "lost")
-    assert await scene.value("select count(*) from dead_letters") == 1
+    assert (run["state"], run["outcome"], run["error"]["class"]) == ("dead", "lost", "lost")
+    assert await scene.value("select count(*) from dead_letters") == 2
+
+
+# ── poison: a run that takes its workers down ────────────────────────────────────────────────────────────────────
+
+
+async def unsuspected(scene: Scene, *run_ids: str) -> None:
+    """Let runs be due for so long that they are handed out without regard to each other."""
+    await scene.sql.execute(
+        "update runs set ready_at = now() - interval '11 s' where state = 'staged' and id = any($1::uuid[])",
+        list(run_ids),
+    )
+
+
+async def loses(scene: Scene, worker_key: str, *run_ids: str, **body: Any) -> WorkerHand:
+    """A worker takes these runs, and nothing else, and is lost with them."""
+    worker = await WorkerHand.register(scene.node, worker_key, **body)
+    await scene.wake(*run_ids)
+    assert {run_id for run_id, _, _ in await scene.taken(worker.id)} == set(run_ids)
+    await lapse(scene, worker)
+    return worker
+
+
+async def test_a_run_that_two_workers_in_a_row_went_down_with_is_poison(scene: Scene, worker_key: str) -> None:
+    [run_id] = await scene.ask(await scene.job(retry={"max_attempts": 9}))
+    await loses(scene, worker_key, run_id)
+    assert (await scene.run(run_id))["state"] == "staged", "once is nobody's fault"
+    await loses(scene, worker_key, run_id)
+    run = await scene.run(run_id)
+    assert (run["state"], run["outcome"], run["error"]["class"], run["losses"]) == ("dead", "lost", "poison", 2)
+    [letter] = (await scene.api.get("/v1/dead-letters?error_class=poison"))["items"]
+    assert letter["run_id"] == run_id, "it can be redriven like any dead letter"
+
+
+async def test_a_worker_is_given_one_suspect_at_a_time(scene: Scene, worker_key: str) -> None:
+    job = await scene.job()
+    suspects = await scene.ask(job, 5)
+    await loses(scene, worker_key, *suspects)
+    fresh = await scene.ask(job, 2)
+    await scene.wake(*suspects)
+    first, second = [await WorkerHand.register(scene.node, worker_key) for _ in range(2)]
+    shares = await scene.shares(100)
+    for _ in range(2):  # the second time neither may have another one
+        taken = await claim.take(scene.db, shares, [first.id, second.id] * 10)
+    held = await scene.rows(
+        "select id::text as id, worker_id::text as worker, losses from runs where state = 'running'"
+    )
+    assert {row["id"] for row in held} >= set(fresh), "those behind them are not held up"
+    assert sorted(row["worker"] for row in held if row["losses"]) == sorted([first.id, second.id])
+    [ended] = [row["id"] for row in held if row["losses"] and row["worker"] == first.id]
+    attempt, fence = await scene.row("select attempt, fence from runs where id = $1", ended)
+    await scene.end(first.id, end_of((ended, attempt, fence)))
+    taken = await claim.take(scene.db, shares, [first.id, second.id] * 10)
+    assert len(taken.rows) == 1, "who has ended makes room for the next suspect"
+    await unsuspected(scene, *suspects)
+    await scene.sql.execute("update runs set ready_at = ready_at - interval '11 s' where state = 'ready'")
+    assert len((await claim.take(scene.db, shares, [first.id, second.id] * 10)).rows) == 2, "they wait for seconds only"
+
+
+async def test_a_machine_that_fails_twice_makes_no_run_poison(scene: Scene, worker_key: str) -> None:
+    runs = await scene.ask(await scene.job(), 100)
+    await loses(scene, worker_key, *runs)
+    await unsuspected(scene, *runs)
+    worker = await WorkerHand.register(scene.node, worker_key)
+    assert len(await scene.taken(worker.id)) == 100
+    await lapse(scene, worker)
+    assert await scene.value("select count(*) from runs where state = 'staged' and losses = 2") == 100
+
+
+async def test_bystanders_of_a_poison_run_are_not_poison(scene: Scene, worker_key: str) -> None:
+    job = await scene.job()
+    [poison] = await scene.ask(job)
+    bystanders = await scene.ask(job, 3)
+    await loses(scene, worker_key, poison, *bystanders)
+    fresh = await scene.ask(job, 3)
+    await loses(scene, worker_key, poison, *fresh)
+    assert (await scene.run(poison))["error"]["class"] == "poison"
+    for run_id in [*bystanders, *fresh]:
+        assert (await scene.run(run_id))["losses"] == 1
+
+
+async def test_an_attempt_in_between_clears_a_run(scene: Scene, worker_key: str) -> None:
+    [run_id] = await scene.ask(await scene.job(retry={"max_attempts": 9, "delay": "1s"}))
+    await loses(scene, worker_key, run_id)
+    worker = await WorkerHand.register(scene.node, worker_key)
+    await scene.wake(run_id)
+    [key] = await scene.taken(worker.id)
+    await scene.end(worker.id, end_of(key, "failed", error="bad"))
+    await loses(scene, worker_key, run_id)
+    run = await scene.run(run_id)
+    assert (run["state"], run["losses"]) == ("staged", 2)
+
+
+async def test_a_worker_that_was_to_be_drained_did_not_go_down(scene: Scene, worker_key: str) -> None:
+    [run_id] = await scene.ask(await scene.job())
+    for _ in range(2):
+        worker = await WorkerHand.register(scene.node, worker_key)
+        await scene.wake(run_id)
+        [_] = await scene.taken(worker.id)
+        await scene.api.post(f"/v1/workers/{worker.id}/drain")
+        await lapse(scene, worker)
+    run = await scene.run(run_id)
+    assert (run["state"], run["losses"]) == ("staged", 2)
+
+
+async def test_losses_that_workers_report_themselves_are_no_sign_of_poison(scene: Scene, worker_key: str) -> None:
+    [run_id] = await scene.ask(await scene.job())
+    worker = await WorkerHand.register(scene.node, worker_key)
+    [key] = await scene.taken(worker.id)
+    await scene.end(worker.id, end_of(key, "lost", error="drained"))
+    await lapse(scene, worker)
+    await loses(scene, worker_key, run_id)
+    run = await scene.run(run_id)
+    assert (run["state"], run["losses"]) == ("staged", 2)
+
+
+async def test_a_process_that_comes_back_did_not_go_down(scene: Scene, worker_key: str) -> None:
+    [run_id] = await scene.ask(await scene.job())
+    cut_off = await loses(scene, worker_key, run_id)
+    await loses(scene, worker_key, run_id, formerly=cut_off.id)
+    run = await scene.run(run_id)
+    assert (run["state"], run["losses"]) == ("staged", 2)
 
 
 async def test_what_a_lapsed_worker_says_is_void(scene: Scene, worker_key: str) -> None:

@@ -122,6 +122,7 @@ class Worker:
     id: str
     state: str
     lease_until: datetime
+    suspect: str | None = None
 
 
 class Replaced(NamedTuple):
@@ -242,7 +243,7 @@ select now(),
                         h.worker_id::text, h.origin_run_id::text, h.args)
                from history h order by h.run_id, h.attempt),
        array(select run_id::text from dead_letters),
-       array(select row(w.id::text, w.state, w.lease_until) from workers w),
+       array(select row(w.id::text, w.state, w.lease_until, w.suspect_id::text) from workers w),
        array(select row(a.action, a.target, count(*)) from audit a group by a.action, a.target),
        array(select row(v.job_id::text, v.version, v.anchor, v.owed_until, v.successor_after, v.spec::text)
                from job_versions v order by v.version),

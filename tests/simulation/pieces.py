@@ -14,6 +14,7 @@ from tocsin.model.limits import key_id
 LATE = timedelta(seconds=60)
 HEAD_START = timedelta(milliseconds=20)
 LOSS_BUDGET = 3
+SUSPECT = timedelta(seconds=10)  # for so long a lost run that could run again is kept from others of its kind
 LOSS_DELAY = timedelta(seconds=0.5)
 NO_BOUND = 2**31 - 1
 
@@ -26,6 +27,7 @@ class End(NamedTuple):
     attempt: int
     fence: int
     outcome: str
+    poison: bool = False
 
 
 class Broken(AssertionError):

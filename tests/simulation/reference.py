@@ -13,13 +13,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.simulation.book import HELD, UNHELD, Ended, Job, Limit, Run
+from tests.simulation.book import HELD, UNHELD, Ended, Job, Limit, Run, Worker
 from tests.simulation.pieces import (
     HEAD_START,
     LATE,
     LOSS_BUDGET,
     LOSS_DELAY,
     NO_BOUND,
+    SUSPECT,
     End,
     Pieces,
     has_limits,
@@ -130,10 +131,12 @@ class Reference(Pieces):
             for r in self.want.runs.values()
             if r.state == "staged" and r.ready_at <= self.now and not self.is_misfire(r)
         ]
+        if all(map(self._holds_suspect, slots)):
+            ready, due = ([r for r in runs if not self._is_suspect(r)] for runs in (ready, due))
         seen = self._looked_at(ready, due, most)
         verdicts = {run.id: self.verdict(run) for run in seen}
         living = Counter(slot for slot in slots if self._lives(slot))
-        going = [run for run in seen if verdicts[run.id] == "go"]
+        going = [run for run in seen if verdicts[run.id] == "go" and not self._is_suspect(run)]
         started = self._start(going, living)
         for run in seen:
             match verdicts[run.id]:
@@ -141,9 +144,41 @@ class Reference(Pieces):
                     run.state, run.blocked_by, run.blocked_key = "waiting", why, run.job
                 case "skipped_overlap" | "coalesced" as reason:
                     self.end_unheld(run, "skipped", reason)
-        limited = [run for run in seen if verdicts[run.id] == "limited"]
-        if limited and started < len(slots):
-            self._claim_limited(limited, living, len(slots) - started)
+        bound = [run for run in seen if verdicts[run.id] in ("go", "limited") and run not in going]
+        if bound and started < len(slots):
+            if any(map(self._is_suspect, bound)):
+                free = [slot for slot in slots if self._lives(slot)][started:]
+                self._claim_with_suspects(bound, living, free, len(slots) - started)
+            else:
+                self._claim_limited(bound, living, len(slots) - started)
+
+    def _is_suspect(self, run: Run) -> bool:
+        """Whether a worker was lost with it, and it could not run again for long."""
+        return run.losses > 0 and run.ready_at > self.now - SUSPECT
+
+    def _holds_suspect(self, worker: str) -> bool:
+        return any(run.worker == worker and run.losses > 0 for run in self.want.runs.values())
+
+    def _claim_with_suspects(self, runs: list[Run], living: Counter[str], free: list[str], slots: int) -> None:
+        """As without them; but each run takes the first free slot, a suspect that of a worker without another one."""
+        held = {worker for worker in free if self._holds_suspect(worker)}
+        fits: list[Run] = []
+        for run in sorted(runs, key=lambda run: (run.order_key, run.id)):
+            if len(fits) == slots:
+                break
+            blocked = self._blocked_by(run, fits) if run.limited else None
+            if blocked is not None:
+                run.state, (run.blocked_by, run.blocked_key) = "waiting", blocked
+                continue
+            suspect = self._is_suspect(run)
+            worker = next((worker for worker in free if not (suspect and worker in held)), None)
+            if worker is not None:
+                free.remove(worker)
+                held |= {worker} if suspect else set()
+                fits.append(run)
+                if run.limited:
+                    self._use_token(run)
+        must(self._start(fits, living) == len(fits), "who was given a slot starts")
 
     def _looked_at(self, ready: list[Run], due: list[Run], most: int) -> list[Run]:
         if len(ready) + len(due) <= most:
@@ -215,7 +250,7 @@ class Reference(Pieces):
         near = [
             r
             for r in self.want.runs.values()
-            if r.state == "staged" and self.now < r.ready_at <= self.now + lead and not r.limited
+            if r.state == "staged" and self.now < r.ready_at <= self.now + lead and not (r.limited or r.losses)
         ]
         clear = [r for r in near if not self.before.jobs[r.job].on_hold and not self._blocked_by_then(r)]
         most = len(slots)
@@ -269,7 +304,7 @@ class Reference(Pieces):
     def _end_attempt(self, run: Run, end: End) -> None:
         run.failures += end.outcome in ("failed", "timeout")
         run.losses += end.outcome == "lost"
-        following, delay = self._following(run, end.outcome)
+        following, delay = self._following(run, end)
         worker = run.worker
         self.record(run, run.attempt, following, following != "staged", outcome=end.outcome, worker=worker)
         if following != "staged":
@@ -286,15 +321,15 @@ class Reference(Pieces):
         # Who lost his worker keeps his place.
         run.order_key = min(place, run.order_key) if end.outcome == "lost" else place
 
-    def _following(self, run: Run, outcome: str) -> tuple[str, timedelta]:
+    def _following(self, run: Run, end: End) -> tuple[str, timedelta]:
         """Failures and losses count this end already."""
-        nothing = timedelta(0)
+        outcome, nothing = end.outcome, timedelta(0)
         if outcome in ("succeeded", "cancelled"):
             return outcome, nothing
         if run.stop_reason is not None:
             return "cancelled", nothing
         if outcome == "lost":
-            return ("dead" if run.losses >= LOSS_BUDGET else "staged"), nothing
+            return ("dead" if end.poison or run.losses >= LOSS_BUDGET else "staged"), nothing
         retry = self.want.spec_of(run).retry
         return ("dead", nothing) if run.failures >= retry.max_attempts else ("staged", retry.delay.delta)
 
@@ -319,15 +354,22 @@ class Reference(Pieces):
         for worker in self.want.workers.values():
             if worker.state != "gone" and worker.lease_until < self.now:
                 worker.state = "gone"
+                held = [run.id for run in self.want.runs.values() if run.worker == worker.id and run.losses]
+                worker.suspect = held[0] if len(held) == 1 else None
 
     def orphans(self) -> list[End]:
         """What nobody will report any more."""
-        gone = {worker.id for worker in self.want.workers.values() if worker.state == "gone"}
+        gone = {worker.id: worker for worker in self.want.workers.values() if worker.state == "gone"}
         return [
-            End(run.worker or "", run.id, run.attempt, run.fence, "lost")
+            End(run.worker, run.id, run.attempt, run.fence, "lost", self._is_poison(run, gone[run.worker]))
             for run in self.want.runs.values()
             if run.worker in gone
         ]
+
+    def _is_poison(self, run: Run, worker: Worker) -> bool:
+        """Whether it was the one suspect of its worker, and its attempt before this one was lost, too."""
+        rows = [row for (run_id, _), row in self.before.history.items() if run_id == run.id]
+        return worker.suspect == run.id and max(rows, key=lambda row: row.attempt).outcome == "lost"
 
     def reap(self) -> None:
         self.lapse()

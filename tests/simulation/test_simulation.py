@@ -91,7 +91,7 @@ def test_the_story_is_true(world: World, told: Callable[[Script], None]) -> None
 
 
 LIES: list[tuple[Any, str, str, str]] = [
-    (claim, "take", "greatest(r.fence, f.base) + 1", "f.base + 1"),
+    (claim, "take_limited", "greatest(r.fence, f.base) + 1", "f.base + 1"),
     (claim, "take", "'ready', 'waiting', 'running', 'stopping'", "'ready', 'waiting'"),
     (plan, "advance", "set next_fire_at = n.next", "set next_fire_at = n.was"),
     (reap, "orphans", "state = 'gone'", "state = 'live'"),

@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from tests import PATIENCE
+from tocsin.model.loglines import clean
 from tocsin.wire import Finished, StopOrder
 from tocsin.worker.executors import Why
 from tocsin.worker.executors.http import KEPT_BYTES, Resolver
@@ -511,3 +512,70 @@ async def test_the_name_of_the_url_is_the_one_that_is_asked_for_and_proved(tmp_p
         assert error_of(await stranger.call(f"https://secure.example:{port}/")) == ("failed", "tls")
     async with served() as site, calling(resolver=names) as caller:
         assert error_of(await caller.call(site.url.replace("http:", "https:"))) == ("failed", "tls")
+
+
+# ── bytes that are not text ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[str]:
+    """An endpoint that answers every request with these bytes; its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+def head(status: str, *headers: bytes) -> bytes:
+    return b"\r\n".join([f"HTTP/1.1 {status}".encode(), *headers, b"Content-Length: 2", b"", b"ok"])
+
+
+ODD_ANSWERS = {
+    "redirect path": (head("302 Found", b"Location: http://x/\xff\xfe"), "status_3xx"),
+    "redirect host": (head("302 Found", b"Location: http://\xff\xfe.example/"), "status_3xx"),
+    "redirect with escape codes": (head("302 Found", b"Location: http://x/\x1b[2J\xc2\x9b"), "status_3xx"),
+    "content type": (head("200 OK", b"Content-Type: text/\xff\xfe"), None),
+    "retry after": (head("503 Later", b"Retry-After: \xff\xfe", b"Date: \xff"), "status_5xx"),
+    "reason": (b"HTTP/1.1 500 \xff\xfe\r\nContent-Length: 2\r\n\r\nok", "status_5xx"),
+    "header name": (b"HTTP/1.1 200 OK\r\n\xff\xfe: x\r\nContent-Length: 2\r\n\r\nok", "protocol"),
+    "status line": (b"\xff\xfe\xfd\r\n\r\n", "protocol"),
+    "body that breaks off": (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n\xff\xfe", "protocol"),
+}
+
+
+def can_be_stored(end: Finished) -> bool:
+    texts = [] if end.error is None else [end.error.class_, end.error.message]
+    if end.result is not None:
+        texts += [text for text in result_of(end).values() if isinstance(text, str)]
+    return all(text.encode().decode() == text and clean(text) == text for text in texts)
+
+
+@pytest.mark.parametrize("redirects", [0, 3])
+@pytest.mark.parametrize(("answer", "error"), ODD_ANSWERS.values(), ids=ODD_ANSWERS.keys())
+async def test_an_answer_of_odd_bytes_has_the_class_of_its_status(
+    caller: Caller, answer: bytes, error: str | None, redirects: int
+) -> None:
+    async with answering(answer) as url:
+        end = await caller.call(url, redirects=redirects)
+    assert error_of(end)[1] == error
+    assert can_be_stored(end)
+
+
+async def test_a_worker_survives_every_odd_answer() -> None:
+    async with started(slots=2, heartbeat=0.2, settings={"http_private": True}) as (gateway, process):
+        for answer, error in ODD_ANSWERS.values():
+            async with answering(answer) as url:
+                end = await gateway.end_of(gateway.submit({"kind": "http", "url": url, "redirects": 3}))
+            assert error_of(end)[1] == error
+        assert process.returncode is None and len(gateway.registered) == 1
+
+
+async def test_the_bytes_of_a_redirect_are_shown_in_the_message(caller: Caller) -> None:
+    async with answering(ODD_ANSWERS["redirect path"][0]) as url:
+        end = await caller.call(url)
+    assert end.error is not None and r"http://x/\xff\xfe" in end.error.message

@@ -222,6 +222,7 @@ class _Fit:
             slots.setdefault(workers[worker - 1], []).append(slot)
         held = {row["id"]: row for row in await connection.fetch(SQL["lock_workers"], list(slots))}
         used = {row["id"]: Amounts(*row["used"]) for row in await connection.fetch(SQL["holdings"], list(held))}
+        suspected = {row["id"] for row in await connection.fetch(SQL["suspected"], list(held))}
         kept = await _still_kept(connection, fitting.kept) if fitting.kept else {}
         rooms = {
             worker: Room(
@@ -231,6 +232,7 @@ class _Fit:
                 msgspec.json.decode(held[worker]["labels"]),
                 fitting.lanes.get(worker),
                 kept.get(worker),
+                worker in suspected,
             )
             for worker in slots
             if worker in held
@@ -253,9 +255,12 @@ class _Fit:
             {} if wanted is None else msgspec.json.decode(wanted["prefer"]),
             near_only,
             starving and run["id"] not in self._awaited,
+            run["suspect"],
         )
         if self._seating.seat(guest):
             return True
+        if run["suspect"] and run["needs"] is None:  # it waits for no room, and for seconds at most
+            return False
         until = until if near_only else None
         self.unfit.append(Unfit(run["lane_id"], run["tenant_id"], run["id"], run["order_key"], until))
         return False

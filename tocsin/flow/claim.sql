@@ -44,10 +44,22 @@ living as materialized (
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
 -- (→ waiting) or ended (→ skipped). Rows under an exact limit, or with needs of their own, are only named: they need the
--- lock of the limit, or of a worker, first. Last, for each place (`later`), comes the next instant of what is staged.
+-- lock of the limit, or of a worker, first. So do suspects: runs whose worker was lost with them, for the first seconds
+-- in which they could run again. A worker is given one of them at a time, so that a second loss shows which one it was.
+-- Last, for each place (`later`), comes the next instant of what is staged.
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares
 --   $6 floors of what is ready  $7 floors of what is staged
 -- :include slots
+suspects as materialized (
+    -- How many of the workers hold no run that a worker before was lost with: each of them may have one such run. Read
+    -- only if one is met.
+    select count(*) filter (where s.held is null) as welcome
+      from unnest($1::uuid[]) as k(id)
+      left join lateral (
+            select true as held from runs s
+             where s.worker_id = k.id and s.losses > 0 and s.state in ('running', 'stopping')
+             limit 1) s on true
+),
 want as (
     select w.lane_id, w.tenant_id,
 -- :include open_share
@@ -60,10 +72,12 @@ ready as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins
+                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins,
+                   r.losses > 0 and r.ready_at > now() - interval '10 seconds' as suspect
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                and r.order_key >= w.floor
+               and (r.losses = 0 or r.ready_at <= now() - interval '10 seconds' or (select welcome from suspects) > 0)
              order by r.order_key
              limit w.share
                for update skip locked) r
@@ -81,12 +95,14 @@ due as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins
+                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins,
+                   r.losses > 0 and r.ready_at > now() - interval '10 seconds' as suspect
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at >= w.due_floor and r.ready_at <= now()
                -- A first attempt of an occurrence found this late is a misfire: the sweep decides.
                and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
+               and (r.losses = 0 or r.ready_at <= now() - interval '10 seconds' or (select welcome from suspects) > 0)
              order by r.ready_at
              limit w.share - (select found from got)[w.turn]
                for update skip locked) r
@@ -107,7 +123,8 @@ judged as materialized (
                               where c.tenant_id = p.tenant_id and c.id = p.circuit_id
                                 and (c.state = 'open' or c.state = 'half_open' and not p.canary))
                         then 'breaker'
-                        when p.needs is not null then case when p.limited then 'fitted_limited' else 'fitted' end
+                        when p.needs is not null or p.suspect
+                        then case when p.limited then 'fitted_limited' else 'fitted' end
                         when p.limited then 'limited'
                         else 'go'
                     end
@@ -206,6 +223,13 @@ select k.id::text as id, u.used
           from runs r
          where r.worker_id = k.id and r.needs is not null and r.state in ('running', 'stopping')) u
 
+-- :name suspected
+-- Those of these workers that hold a run that a worker before was lost with, read after the locks.
+select k.id::text as id
+  from unnest($1::uuid[]) as k(id)
+ cross join lateral (
+        select from runs r where r.worker_id = k.id and r.losses > 0 and r.state in ('running', 'stopping') limit 1) r
+
 -- :name still_queued
 -- Which of these runs could start if there were room.
 select r.id::text as id
@@ -232,12 +256,12 @@ select l.id, l.prefer::text as prefer,
 --   $1 tenants  $2 runs  $3 tenants  $4 keys of the limits
 (select r.place, r.tenant_id, r.id::text as id, r.lane_id, r.job_id::text as job_id, r.key_id::text as key_id,
         j.key_max as max, j.rate_gap, j.rate_burst, 0 as running, null::timestamptz as tat, now() as now, r.limited,
-        r.needs, r.ready_at, r.order_key
+        r.needs, r.ready_at, r.order_key, r.losses > 0 and r.ready_at > now() - interval '10 seconds' as suspect
    from unnest($1::int[], $2::uuid[]) as k(tenant_id, id)
   cross join lateral (
          select r.ctid as place, r.* from runs r
           where (r.tenant_id, r.id) between (k.tenant_id, k.id) and (k.tenant_id, k.id)
-            and r.state in ('ready', 'staged') and (r.limited or r.needs is not null)
+            and r.state in ('ready', 'staged') and (r.limited or r.needs is not null or r.losses > 0)
           limit 1
             for update skip locked) r
   cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j
@@ -246,7 +270,7 @@ union all
 select null, l.tenant_id, l.key::text, 0, null, null, l.max, null, null,
        (select count(*) from runs b where b.job_id = l.key and b.limited and b.state in ('running', 'stopping'))
        + (select count(*) from runs b where b.key_id = l.key and b.state in ('running', 'stopping')),
-       l.tat, now(), true, null, null, null
+       l.tat, now(), true, null, null, null, false
   from unnest($3::int[], $4::uuid[]) as k(tenant_id, key)
  cross join lateral (select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1) l
 
@@ -305,7 +329,7 @@ near as materialized (
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at > now() and r.ready_at <= now() + $6::interval and not r.limited
-               and r.circuit_id is null
+               and r.circuit_id is null and r.losses = 0
              order by r.ready_at
              limit greatest(2 * w.share, 1000)) r
 ),

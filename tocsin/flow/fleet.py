@@ -12,7 +12,7 @@ from tocsin.clock import iso
 from tocsin.errors import Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.model.access import Identity
-from tocsin.model.ids import new_id
+from tocsin.model.ids import new_id, parse_id
 from tocsin.model.job import NAME
 from tocsin.model.resources import MOST, MOST_CPUS, NOTHING, Amounts, amounts
 from tocsin.model.targets import WORKFLOW_POOL
@@ -49,6 +49,8 @@ async def register(db: Database, who: Identity, body: Register, lease_seconds: f
     resources = amounts(body.resources)
     async with db.transaction("register", "vital") as connection:
         await connection.execute(SQL["pool"], body.pool)
+        if (formerly := parse_id(body.formerly)) is not None:
+            await connection.execute(SQL["came_back"], formerly, who.key_id)
         await connection.execute(
             SQL["register"],
             worker_id,

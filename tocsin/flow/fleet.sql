@@ -2,6 +2,10 @@
 insert into workers (id, key_id, name, pool, slots, labels, targets, functions, version, lease_until, resources, serves)
 values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second', $11::int[], $12::int[])
 
+-- :name came_back
+-- The process of a worker that was lost still runs: it did not go down.
+update workers set went_down = false where id = $1 and key_id = $2 and went_down
+
 -- :name pool
 insert into pools (name) values ($1) on conflict do nothing
 

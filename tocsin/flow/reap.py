@@ -8,6 +8,11 @@ from tocsin.store.db import Database, Sql
 from tocsin.wire import Finished, RunError
 
 SQL = Sql(__file__)
+_LOST = RunError(class_="lost", message="the worker stopped reporting")
+_POISON = RunError(
+    class_="poison",
+    message="two workers in a row went down while they held this run, the second of them with no other suspect",
+)
 
 
 class Orphan(NamedTuple):
@@ -23,8 +28,7 @@ async def lapse(db: Database) -> list[tuple[str, str]]:
 
 
 async def orphans(db: Database) -> list[Orphan]:
-    """Runs that nobody will report: each to be ended as `lost`."""
-    error = RunError(class_="lost", message="the worker stopped reporting")
+    """Runs that nobody will report: each to be ended as `lost`, and one that is poison for good."""
     return [
         Orphan(
             row["worker_id"],
@@ -34,7 +38,8 @@ async def orphans(db: Database) -> list[Orphan]:
                 fence=row["fence"],
                 tenant=row["tenant_id"],
                 outcome="lost",
-                error=error,
+                error=_POISON if row["poison"] else _LOST,
+                give_up=row["poison"],
             ),
         )
         for row in await db.fetch("vital", SQL["orphans"])

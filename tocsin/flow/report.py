@@ -302,7 +302,7 @@ def _verdict(row: Row, finished: Finished, retry: Retry | None, means: _Means) -
     if finished.outcome == "cancelled":
         return _Next("cancelled")
     if finished.outcome == "lost":
-        delay = after_loss(row["losses"] + 1, means.rng, means.spread).delay
+        delay = None if finished.give_up else after_loss(row["losses"] + 1, means.rng, means.spread).delay
         return _Next("dead") if delay is None else _Next("staged", delay)
     delay = _delay(row, finished, retry, means) if retry else None
     if delay is None:

@@ -16,6 +16,8 @@ MOST_ABOUT = 4096  # characters; what is longer is left out, for the text says i
 _BEHIND = "\x1f"
 BREAKING = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# As above without the newline, and lone surrogates, as which Python keeps bytes that it could not decode.
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class About(msgspec.Struct, omit_defaults=True):
@@ -67,5 +69,14 @@ def clean(text: str) -> str:
     return BREAKING.sub(_written_out, text.encode("utf-8", "backslashreplace").decode())
 
 
+def from_outside(text: str) -> str:
+    """Return text that came from outside (a header, the text of an error) in a form that can be encoded, stored and
+    shown: control characters, lone surrogates and undecoded bytes are written out. Newlines stay."""
+    return text if text.isascii() and text.isprintable() else _ODD.sub(_written_out, text)
+
+
 def _written_out(match: re.Match[str]) -> str:
-    return f"\\x{ord(match[0]):02x}" if match[0] < "\x80" else f"\\u{ord(match[0]):04x}"
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x80 or code != ord(match[0]) else f"\\u{code:04x}"

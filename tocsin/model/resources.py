@@ -79,7 +79,7 @@ def matches(labels: Labels, wanted: Iterable[tuple[str, str]]) -> bool:
 
 class Guest(NamedTuple):
     """A run that looks for a worker. `near_only`: one that has the labels it prefers, or none yet. `starving`: it has
-    waited so long that a worker is to be kept for it."""
+    waited so long that a worker is to be kept for it. `suspect`: it may have taken its last worker down."""
 
     id: str
     lane_id: int
@@ -87,11 +87,12 @@ class Guest(NamedTuple):
     prefer: Mapping[str, str] = {}
     near_only: bool = False
     starving: bool = False
+    suspect: bool = False
 
 
 class Room(NamedTuple):
     """A worker with free slots: what it has, what of that runs have, and for whom it is kept. `lanes`: what it may
-    take from; None: from all."""
+    take from; None: from all. `suspected`: it holds a suspect."""
 
     slots: Sequence[int]
     total: Amounts = NOTHING
@@ -99,6 +100,7 @@ class Room(NamedTuple):
     labels: Mapping[str, str] = {}
     lanes: Collection[int] | None = None
     kept_for: str | None = None
+    suspected: bool = False
 
 
 class Seating:
@@ -109,6 +111,7 @@ class Seating:
     broken by the workers' order, so the same question has the same answer.
 
     A worker that is kept for a run gives nothing of its resources to others; runs that take none may still go there.
+    A worker has one suspect at a time.
     """
 
     def __init__(self, rooms: Sequence[Room]) -> None:
@@ -118,6 +121,7 @@ class Seating:
         self._scale = [max([1, *(room.total[d] for room in rooms)]) for d in range(len(NOTHING))]
         self._left = [self._share(free) for free in self._free]
         self._open: dict[int, list[int]] = {}
+        self._suspected = {i for i, room in enumerate(rooms) if room.suspected}
         self.slot_of: dict[str, int] = {}
         self.kept: dict[int, str] = {i: room.kept_for for i, room in enumerate(rooms) if room.kept_for is not None}
 
@@ -138,6 +142,8 @@ class Seating:
         # All that have room are left with less by the same amount, so who has least now has least then.
         best = min(able, key=self._left.__getitem__ if guest.needs != NOTHING else lambda i: self._slots[i][-1])
         self.slot_of[guest.id] = self._slots[best].pop()
+        if guest.suspect:
+            self._suspected.add(best)
         self._free[best] = self._free[best].minus(guest.needs)
         self._left[best] = self._share(self._free[best])
         self.kept = {i: run for i, run in self.kept.items() if run != guest.id}
@@ -146,13 +152,12 @@ class Seating:
     def _able(self, guest: Guest) -> list[int]:
         """Who has a slot and room for a run, in order."""
         needs, slots, free, kept = guest.needs, self._slots, self._free, self.kept
+        able = self._open_to(guest)
+        if guest.suspect:
+            able = [i for i in able if i not in self._suspected]
         if needs == NOTHING:
-            return [i for i in self._open_to(guest) if slots[i]]
-        return [
-            i
-            for i in self._open_to(guest)
-            if slots[i] and needs.within(free[i]) and (i not in kept or kept[i] == guest.id)
-        ]
+            return [i for i in able if slots[i]]
+        return [i for i in able if slots[i] and needs.within(free[i]) and (i not in kept or kept[i] == guest.id)]
 
     def _open_to(self, guest: Guest) -> list[int]:
         """Who may take from its lane."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import signal
+import traceback
 from collections.abc import Coroutine
 from importlib import metadata
 from typing import Any, TypeVar
@@ -57,6 +58,7 @@ class Agent:
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._resources = resources or {}
         self._editor = editor
+        self._formerly = ""  # the worker id that this process lost, though it went on running
         self._drain = Drain(settings.drain_seconds)
         self._leftovers = Leftovers()
         self._family = proctree.Family()
@@ -105,6 +107,7 @@ class Agent:
 
     async def _sessions(self) -> None:
         """One session after the other, each with a worker id of its own."""
+        crashes = 0
         while not self._drain.wanted.is_set():
             for executor in self._executors.values():
                 await executor.open()
@@ -115,6 +118,17 @@ class Agent:
                 await session.run()
             except (LeaseOver, UnknownWorker) as exc:
                 log.warning("this worker was lost; all its runs are killed", worker=session.worker_id, why=str(exc))
+                self._formerly = session.worker_id
+            except (Refused, SetupError):
+                await session.logs.stop()
+                raise
+            except Exception as exc:
+                # A bug of ours that one run has met. The process goes on, for others need it. It does not say whom it
+                # was: for the server this worker went down, so that the run is set apart when it happens again.
+                crashes += 1
+                how = "".join(traceback.format_exception(exc))
+                log.error("the session failed; all its runs are killed", worker=session.worker_id, how=how)
+                self._formerly = ""
             except BaseException:
                 await session.logs.stop()
                 raise
@@ -126,6 +140,8 @@ class Agent:
             self._guard.lease_until(0)
             # What runs were killed with is said by now.
             self._leftovers.take(session.logs)
+            if crashes:
+                await self._pause(random.uniform(0.5, 1) * min(0.1 * 2**crashes, _MOST_BETWEEN_REGISTERS))
 
     async def _register(self) -> Session | None:
         """Try until the server answers; None if we are asked to stop meanwhile."""
@@ -138,6 +154,7 @@ class Agent:
             targets=[kind for executor in self._executors.values() for kind in executor.offers()],
             functions=self._python.functions if self._python else [],
             version=_version(),
+            formerly=self._formerly,
         )
         failures = 0
         while not self._drain.wanted.is_set():

@@ -17,8 +17,10 @@ from typing import Any
 from tocsin import wire
 from tocsin.clock import boottime
 from tocsin.errors import TocsinError
+from tocsin.model.loglines import from_outside
 from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
+from tocsin.worker.ends import not_begun, outgoing, reportable
 from tocsin.worker.executors import Answer, Attempt, Executor, Why
 from tocsin.worker.frames import Note
 from tocsin.worker.link import Link, UnknownWorker, Unreachable
@@ -99,6 +101,7 @@ class Session:
         self._to_report = asyncio.Event()
         self._idle = asyncio.Event()
         self._settled = asyncio.Event()
+        self._broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # fails with a bug of ours
 
     async def run(self) -> None:
         """Returns when drained; raises `LeaseOver`, `UnknownWorker` or `Refused`. Log lines that wait by then go on
@@ -110,7 +113,7 @@ class Session:
         loops = [claims, *map(_task, (self._reports(), self._guard_lease(), self._notes.run()))]
         ending = asyncio.ensure_future(self._drain_when_asked(claims))
         try:
-            waiting = {ending, self.logs.start(), *loops}
+            waiting = {ending, self.logs.start(), self._broken, *loops}
             while ending in waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {claims}:
@@ -120,6 +123,7 @@ class Session:
         finally:
             if self._lease.over:  # before anything else: every moment counts
                 self._strike()
+            self._broken.cancel()
             await _cancel(ending, *loops)
             if self._held_timer is not None:
                 self._held_timer.cancel()
@@ -269,7 +273,12 @@ class Session:
             spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else read_spec(run.spec)
             if self._unfetched:
                 spec = self._unfetched.pop(run.run_id, spec)
-            attempt = self._admit(run, spec, received)
+            try:
+                attempt = self._admit(run, spec, received)
+            except Exception as exc:  # what is odd about one run must not keep its worker from the others
+                log.error("a run cannot be taken in", run=run.run_id, why=type(exc).__name__)
+                self._finished.append(not_begun(run, f"the worker cannot take it in: {type(exc).__name__}"))
+                continue
             if attempt is None:
                 continue
             if is_due or self._drain.wanted.is_set():
@@ -330,8 +339,12 @@ class Session:
             due.setdefault(attempt.executor, []).append(attempt)
         if due and self._lease.over:  # woken after a long sleep: the lease guard takes it from here
             return
-        for executor, attempts in due.items():
-            executor.start(attempts)
+        try:
+            for executor, attempts in due.items():
+                executor.start(attempts)
+        except Exception as exc:  # the event loop would only log it, and the runs would never end
+            if not self._broken.done():
+                self._broken.set_exception(exc)
         self._may_claim.set()
         self._set_held_timer()
 
@@ -341,8 +354,7 @@ class Session:
         live, finished = self._live, self._finished
         for attempt, end in ends:
             self._busy -= 1
-            if attempt.mask is not None:
-                attempt.mask.end(end)
+            end = outgoing(attempt, end)
             if attempt.log is None:
                 del live[attempt.key]
                 if not attempt.over:
@@ -403,19 +415,7 @@ class Session:
         finished = self._portion()
         returned, self._returned = self._returned, []
         self._unanswered = len(finished)
-        body = wire.encode_msgpack(
-            wire.Report(
-                last_claim=self._last_claim,
-                asked=self._asked,
-                marked=self._asked_mark,
-                running=self._in_hand() if heartbeat else None,
-                returned=returned,
-                finished=finished,
-                free={"slots": max(self._slots - self._busy, 0)},
-                log_backlog=self.logs.backlog,
-            )
-        )
-        answer = await self._deliver(body)
+        answer = await self._deliver(self._encoded(finished, returned, heartbeat))
         self._unanswered = 0
         settled = {*answer.accepted, *answer.superseded}
         unsettled = [end for end in finished if (end.run_id, end.fence) not in settled]
@@ -429,6 +429,26 @@ class Session:
         if self._finished or self._returned:
             self._to_report.set()
         self._obey(answer.stop, answer.drain)
+
+    def _encoded(self, finished: list[Finished], returned: list[RunKey], heartbeat: bool) -> bytes:
+        """Encode a report. An end that cannot be encoded is replaced in `finished`: it costs its own run, and neither
+        the worker nor the other ends."""
+        report = wire.Report(
+            last_claim=self._last_claim,
+            asked=self._asked,
+            marked=self._asked_mark,
+            running=self._in_hand() if heartbeat else None,
+            returned=returned,
+            finished=finished,
+            free={"slots": max(self._slots - self._busy, 0)},
+            log_backlog=self.logs.backlog,
+        )
+        try:
+            return wire.encode_msgpack(report)
+        except Exception as exc:
+            log.error("a report cannot be encoded", why=from_outside(f"{type(exc).__name__}: {exc}"))
+            finished[:] = [reportable(end) for end in finished]
+            return wire.encode_msgpack(report)
 
     def _portion(self) -> list[Finished]:
         """Results for one report: a body that is too large would be refused, again and again."""

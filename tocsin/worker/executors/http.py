@@ -37,6 +37,7 @@ from tocsin.model.httpcall import (
     retry_after,
     signed,
 )
+from tocsin.model.loglines import from_outside
 from tocsin.model.strict import refuse_odd
 from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine
@@ -108,7 +109,7 @@ class HttpExecutor(Executor):
             return attempt.finished("timeout", error_class="timeout", message=text)
         except Exception as exc:  # a bug of ours is this run's end, not the worker's
             log.error("a request failed in an unknown way", run=attempt.run.run_id, how=attempt.discreet(exc))
-            return _failed(attempt, Why("internal", f"{type(exc).__name__}: {exc}"))
+            return _failed(attempt, Why("internal", from_outside(f"{type(exc).__name__}: {exc}")))
 
     def _over(self, attempt: Attempt, task: asyncio.Task[Finished]) -> None:
         """Tell how it ended. Not within the task: one that is cancelled before its first step never takes any."""
@@ -189,17 +190,21 @@ class HttpExecutor(Executor):
                     skip_auto_headers=("Content-Type",),
                 ) as response,
             ):
-                if may_redirect and response.status in _REDIRECTS:
-                    following = redirected(call, response.status, response.headers.get("Location", ""))
+                headers = _headers(response)
+                location = headers.get("Location", "")
+                # A location that is not plain text leads nowhere: what is dialled must be what is shown.
+                plain = location == response.headers.get("Location", "")
+                if may_redirect and plain and response.status in _REDIRECTS:
+                    following = redirected(call, response.status, location)
                     if following is not None:
                         return _Answer(response.status, {}, b"", 0, following)
-                return await self._read(attempt, response)
+                return await self._read(attempt, response, headers)
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             raise _Failure(wall.why(exc)) from exc
         finally:
             wall.hang_up()
 
-    async def _read(self, attempt: Attempt, response: aiohttp.ClientResponse) -> _Answer:
+    async def _read(self, attempt: Attempt, response: aiohttp.ClientResponse, headers: Mapping[str, str]) -> _Answer:
         """The answer, of which the beginning is kept and the lines go to the log."""
         kept, size = bytearray(), 0
         splitter, limit = LineSplitter(), OutputLimit()
@@ -213,7 +218,7 @@ class HttpExecutor(Executor):
             if size > READ_BYTES:
                 break
         self._output(attempt, limit, splitter.end())
-        return _Answer(response.status, response.headers, bytes(kept), size)
+        return _Answer(response.status, headers, bytes(kept), size)
 
     def _output(self, attempt: Attempt, limit: OutputLimit, lines: list[str]) -> None:
         kept, dropped = limit.take(lines)
@@ -305,7 +310,7 @@ class _Wall:
 
     def why(self, error: Exception) -> Why:
         """What a request that failed is told."""
-        text = str(error)[:500] or type(error).__name__
+        text = from_outside(str(error))[:500] or type(error).__name__
         if self._refused:
             return Why("refused_address", self._refused)
         if isinstance(error, aiohttp.InvalidURL):  # 2130706433, 0x7f.1: an address in a form that hides it
@@ -338,6 +343,15 @@ class Resolver(AbstractResolver):
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
+    """Return the headers of an answer as text that can be stored. Bytes that are not UTF-8 come as surrogates."""
+    headers = response.headers.copy()
+    for name, value in response.headers.items():
+        if (text := from_outside(value)) != value:
+            headers[name] = text
+    return headers
 
 
 def _failed(attempt: Attempt, why: Why, outcome: Any = "failed") -> Finished:

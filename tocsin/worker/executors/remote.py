@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from tocsin.model.loglines import from_outside
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished, LogLine
 from tocsin.worker.executors import KILL_PATIENCE, LOST, STOP_GRACE, Attempt, Executor, Why
@@ -218,7 +219,7 @@ class Remote(ABC):
 
     def note(self, text: str) -> None:
         """A line of our own among its output."""
-        self._take("stderr", [f"[tocsin: {text}]"])
+        self._take("stderr", [f"[tocsin: {from_outside(text)}]"])
 
     def _close_output(self) -> None:
         for stream, splitter in self._splitters.items():

@@ -1,0 +1,56 @@
+"""The ends of attempts on their way out of the worker: masked, cleaned, and such that they can be encoded."""
+
+from __future__ import annotations
+
+from tocsin.model.loglines import from_outside
+from tocsin.wire import ClaimedRun, Finished, RunError, encode_msgpack
+from tocsin.worker.executors import Attempt
+
+_ERROR_CHARS = 8192  # as many as the server stores
+
+
+def outgoing(attempt: Attempt, end: Finished) -> Finished:
+    """Return an end as it leaves the worker: secrets masked first, then its texts cleaned and cut."""
+    try:
+        if attempt.mask is not None:
+            attempt.mask.end(end)
+    except Exception as exc:
+        # The text of the exception may hold what could not be masked.
+        return _unreportable(end, f"its secrets cannot be masked ({type(exc).__name__})")
+    error = end.error
+    if error is not None:
+        error.class_ = from_outside(error.class_)
+        error.message = from_outside(error.message)[:_ERROR_CHARS]
+    return end
+
+
+def not_begun(run: ClaimedRun, why: str) -> Finished:
+    """Return the end of a run that the worker cannot take in."""
+    error = RunError(class_="start", message=why)
+    return Finished(
+        run_id=run.run_id, tenant=run.tenant, attempt=run.attempt, fence=run.fence, outcome="failed", error=error
+    )
+
+
+def reportable(end: Finished) -> Finished:
+    """Return the end itself if it can be encoded, otherwise one that says that it cannot."""
+    try:
+        encode_msgpack(end)
+    except Exception as exc:
+        return _unreportable(end, type(exc).__name__)
+    return end
+
+
+def _unreportable(end: Finished, why: str) -> Finished:
+    """Return the end of an attempt whose own end cannot be told to the server."""
+    message = f"the attempt ended ({end.outcome}), but its end cannot be reported: {why}"
+    return Finished(
+        run_id=end.run_id,
+        tenant=end.tenant,
+        attempt=end.attempt,
+        fence=end.fence,
+        outcome="failed",
+        held_ms=end.held_ms,
+        ran_ms=end.ran_ms,
+        error=RunError(class_="unreportable", message=message),
+    )
