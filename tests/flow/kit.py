@@ -12,10 +12,10 @@ from typing import Any
 import asyncpg
 
 from tests.conftest import Api
-from tocsin.flow import claim, report
+from tocsin.flow import claim, report, sweep
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.report import Ending, Reported
-from tocsin.flow.shared.transitions import NewRun, stage
+from tocsin.flow.shared.transitions import Key, NewRun, stage
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_id
 from tocsin.node.assemble import Node
@@ -137,6 +137,19 @@ class Scene:
     async def end(self, worker: str, *finished: Finished) -> Reported:
         """Report these ends."""
         return await report.report(self.db, self.node.specs, [Ending(worker, f) for f in finished], self.rng)
+
+    async def lanes(self) -> list[int]:
+        """All lanes there are."""
+        return [row["id"] for row in await self.db.fetch("engine", "select id from lanes")]
+
+    async def sweep_waiting(self) -> None:
+        """Let go what waits for nothing any more, as if workers were free in every lane."""
+        await sweep.release_waiting(self.db, await self.lanes())
+
+    async def replace(self) -> sweep.Replaced:
+        """Stop what occurrences that wait are to replace."""
+        rows = await self.rows("select distinct tenant_id, job_id::text as id from runs")
+        return await sweep.replace_earlier(self.db, [Key(row["tenant_id"], row["id"]) for row in rows])
 
     async def wake(self, *run_ids: str) -> None:
         """End the back-off of staged runs."""

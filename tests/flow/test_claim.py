@@ -159,10 +159,10 @@ async def test_runs_of_a_paused_job_are_parked_and_come_back(scene: Scene) -> No
     assert [row["id"] for row in await scene.take()] == [neighbour]
     parked = await scene.rows("select state, blocked_by, blocked_key::text from runs where job_id = $1", job["id"])
     assert [tuple(r) for r in parked] == [("waiting", "paused", job["id"])] * 3
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     assert await scene.states(job) == ["waiting"] * 3
     await scene.sql.execute("delete from holds")
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     assert len(await scene.take()) == 3
 
 
@@ -375,7 +375,7 @@ async def test_a_retry_goes_before_the_occurrence_that_waits_for_it(scene: Scene
     [key] = await scene.taken(W)
     await scene.end(W, end_of(key, "failed"))
     await scene.wake(first)
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     assert [k[:2] for k in await scene.taken(W)] == [(first, 2)]
     assert (await scene.run(second))["state"] == "waiting"
 
@@ -461,7 +461,7 @@ async def test_a_stopping_run_still_holds_its_slot(scene: Scene) -> None:
     first, second = await scene.ask(job, 2)
     [key] = await scene.taken(W)
     await scene.api.post(f"/v1/runs/{first}/cancel")
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     await scene.ask(job)
     assert await scene.take() == [], "neither what waits nor what comes gets it"
     await scene.end(W, end_of(key, "cancelled"))

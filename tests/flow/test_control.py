@@ -11,7 +11,6 @@ import pytest
 
 from tests.flow.kit import HORIZON, Scene, end_of
 from tocsin.clock import iso
-from tocsin.flow import sweep
 from tocsin.flow.plan import plan
 
 W = str(uuid.uuid4())
@@ -149,7 +148,7 @@ async def test_pausing_a_long_queue_is_one_row(scene: Scene) -> None:
         assert await scene.take(1000) == []
     await do(scene, "resume", job)
     assert await scene.value("select count(*) from runs where state = 'ready'") == 1000, "in waves"
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     assert await scene.value("select count(*) from runs where state = 'ready'") == 1500
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, end_of
-from tocsin.flow import explain, fleet, sweep
+from tocsin.flow import explain, fleet
 from tocsin.model.blockers import CODES
 from tocsin.model.estimate import Pace
 from tocsin.wire import Register
@@ -290,7 +290,7 @@ async def test_what_waited_for_something_that_is_over_says_so(scene: Scene) -> N
     found = await explained(scene, run)
     assert found["blockers"] == []
     assert found["summary"].startswith("what it waited for (limit) is over")
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     assert (await scene.run(run))["state"] == "ready"
 
 

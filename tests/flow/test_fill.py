@@ -458,7 +458,7 @@ class Life:
         while (await shown(self.scene, self.backfill))["state"] != "completed":
             await self.resume()
             await self.turn()
-            await sweep.release_waiting(self.scene.db)
+            await self.scene.sweep_waiting()
             await self.claim()
             while self.held:
                 await self.end()

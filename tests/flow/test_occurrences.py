@@ -12,7 +12,6 @@ import pytest
 
 from tests.flow.kit import HORIZON, Scene, end_of
 from tocsin.clock import iso
-from tocsin.flow import sweep
 from tocsin.flow.plan import plan
 from tocsin.model.ids import new_id
 
@@ -204,7 +203,7 @@ async def test_planners_claims_pauses_and_edits_at_once_leave_no_instant_untold(
             await scene.end(W, *map(end_of, rows))
             if rows:
                 one_ran.set()
-            await sweep.release_waiting(scene.db)
+            await scene.sweep_waiting()
 
     async def reader() -> None:
         while not over.is_set():

@@ -82,7 +82,10 @@ FRAGMENTS = {
     "slots",
     "open_share",
     "start",
-    "parked",
+    "room",
+    "rate_room",
+    "let_go",
+    "unblocked",
     "coming",
     "beyond",
     "family",
@@ -91,7 +94,6 @@ FRAGMENTS = {
 }
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
-    **dict.fromkeys(("waiting", "replacing"), "runs_waiting"),
     **{"next_due": "triggers_due", "pools": "runs", "list": "workers", "due": "backfills_open"},
 }
 

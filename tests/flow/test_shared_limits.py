@@ -117,10 +117,10 @@ async def test_a_rate_lets_a_burst_go_and_then_one_after_the_other(scene: Scene)
     [(key, at)] = taken.opens.items()
     ahead = at - await scene.now()
     assert timedelta(0) < ahead <= timedelta(seconds=1)
-    await sweep.release_waiting(scene.db)
+    await scene.sweep_waiting()
     assert await waiting(scene) == [("rate", 3)], "not before it may"
     await scene.sql.execute("update limits set tat = tat - interval '1 second'")
-    await sweep.release_keys(scene.db, [key])
+    await sweep.release_keys(scene.db, [key], await scene.lanes())
     assert await waiting(scene) == [("rate", 2)]
     assert len(await scene.take(100, W)) == 1
     assert len(await scene.take(100, W)) == 0
@@ -170,11 +170,11 @@ async def test_an_occurrence_replaces_the_one_that_runs(scene: Scene) -> None:
     [run] = await scene.take(10, await scene.employ(W))
     [second] = await scene.occur(job, 1)
     taken = await claim.take(scene.db, await scene.shares(10), [W] * 10)
-    assert (taken.rows, taken.replaces) == ([], True)
-    replaced = await sweep.replace_earlier(scene.db)
+    assert (taken.rows, [key.id for key in taken.replaces]) == ([], [job["id"]])
+    replaced = await scene.replace()
     assert [stop.run_id for stop in replaced.stops] == [first]
     assert (await scene.run(first))["state"] == "stopping"
-    assert (await sweep.replace_earlier(scene.db)).stops == [], "once told is told"
+    assert (await scene.replace()).stops == [], "once told is told"
     assert await scene.take(10, W) == [], "not before the proof"
     await scene.end(W, end_of(run, "cancelled"))
     [started] = await scene.take(10, W)
@@ -188,7 +188,7 @@ async def test_the_youngest_replaces_all_that_stand_before_it(scene: Scene) -> N
     [run] = await scene.take(10, await scene.employ(W))
     waiting_ones = await scene.occur(job, 7, 5, 3)
     await scene.take(10, W)
-    replaced = await sweep.replace_earlier(scene.db)
+    replaced = await scene.replace()
     assert len(replaced.stops) == 1
     assert [(await scene.run(id_))["reason"] for id_ in waiting_ones] == ["coalesced", "coalesced", None]
     await scene.end(W, end_of(run, "cancelled"))
@@ -202,7 +202,7 @@ async def test_a_success_before_the_order_arrives_stays_a_success(scene: Scene) 
     [run] = await scene.take(10, await scene.employ(W))
     [second] = await scene.occur(job, 1)
     await scene.take(10, W)
-    await sweep.replace_earlier(scene.db)
+    await scene.replace()
     await scene.end(W, end_of(run))
     assert (await scene.run(first))["state"] == "succeeded"
     assert [row["id"] for row in await scene.take(10, W)] == [second]
@@ -217,11 +217,11 @@ async def test_what_somebody_asked_for_is_not_replaced_before_it_began(scene: Sc
     await scene.sql.execute("update runs set order_key = now() - interval '1 hour' where id = $1", occurrence)
     await scene.take(1, await scene.employ(W))
     assert (await scene.run(occurrence))["blocked_by"] == "overlap"
-    await sweep.replace_earlier(scene.db)
+    await scene.replace()
     assert [(await scene.run(id_))["state"] for id_ in (asked, later)] == ["ready", "staged"]
     [run] = await scene.take(10, W)
     assert run["id"] == asked
-    replaced = await sweep.replace_earlier(scene.db)
+    replaced = await scene.replace()
     assert [stop.run_id for stop in replaced.stops] == [asked], "once it runs it is in the way as any other"
     await scene.end(W, end_of(run, "cancelled"))
     assert [row["id"] for row in await scene.take(10, W)] == [occurrence]
@@ -267,7 +267,7 @@ async def test_several_dispatchers_never_pass_a_limit_and_leave_nobody_behind(sc
             if taken.rows:
                 done = await scene.end(mine, *(end_of(row) for row in taken.rows))
                 ended += len(done.accepted)
-            await sweep.release_waiting(scene.db)
+            await scene.sweep_waiting()
 
     async def watching() -> None:
         while ended < total:

@@ -19,6 +19,7 @@ from tocsin.flow import catalog, claim, control, dead, edit, fleet, plan, reap, 
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.report import Ending, Returned
 from tocsin.flow.shared.idempotency import Replay, Wish
+from tocsin.flow.shared.transitions import Key
 from tocsin.model.job import (
     ConcurrencyKey,
     JobSpec,
@@ -203,11 +204,22 @@ def misfires(world: World, choose: Choices) -> Move:
 
 
 def release(world: World, choose: Choices) -> Move:
-    return Move("release", lambda node: sweep.release_waiting(node.db), lambda r, _: r.release_waiting(), whole=False)
+    return Move(
+        "release",
+        lambda node: sweep.release_waiting(node.db, [world.lane_id]),
+        lambda reference, _: reference.release_waiting(),
+        whole=False,
+    )
 
 
 def replace_(world: World, choose: Choices) -> Move:
-    return Move("replace", lambda node: sweep.replace_earlier(node.db), lambda r, _: r.replace_earlier(), whole=False)
+    jobs = [Key(world.who.tenant_id, job_id) for job_id in world.book.jobs]
+    return Move(
+        "replace",
+        lambda node: sweep.replace_earlier(node.db, jobs),
+        lambda reference, _: reference.replace_earlier(),
+        whole=False,
+    )
 
 
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -199,19 +198,24 @@ class Pieces:
         self.leave(run)
 
     def release(self, keys: Iterable[str]) -> None:
-        """waiting → ready: as many as the limit has room for, as its rate lets through, and the first that waits for
-        an earlier run. A step that releases a key several times counts it so."""
-        for key, times in (keys if isinstance(keys, Counter) else Counter(set(keys))).items():
+        """waiting → ready: as many as the limit has room for and as its rate lets through, less those that were let go
+        and have not started; and the first run of a job, if it waits for an earlier one."""
+        for key in set(keys):
             limit = self.want.limits.get(key)
             room = 1000 if limit is None else max(0, limit.max - self.want.running(key))
-            for why, most in (("limit", {room}), ("rate", self._rooms(key)), ("overlap", {1})):
+            let_go = sum(run.state == "ready" and run.blocked_key == key for run in self.want.runs.values())
+            for why, most in (("limit", {room}), ("rate", self._rooms(key))):
                 waiting = [r for r in self.want.runs.values() if r.blocked_by == why and r.blocked_key == key]
                 chosen = [run for run in waiting if self._seen(run).blocked_by != why]
-                allowed = {min(times * some, len(waiting)) for some in most}
+                allowed = {min(max(0, some - let_go), len(waiting)) for some in most}
                 must(len(chosen) in allowed, f"{len(chosen)} of {len(waiting)} released by {why}, not {allowed}")
                 first_of(waiting, chosen, lambda run: (run.order_key, run.id), f"release by {why}")
                 for run in chosen:
-                    run.state, run.blocked_by, run.blocked_key = "ready", None, None
+                    run.state, run.blocked_by = "ready", None
+            alive = [r for r in self.want.runs_of(key) if r.state != "staged" or r.ready_at <= self.now or r.attempt]
+            first = min(alive, key=lambda run: run.id, default=None)
+            if first is not None and first.blocked_by == "overlap":
+                first.state, first.blocked_by, first.blocked_key = "ready", None, None
 
     def _rooms(self, key: str) -> set[int]:
         """How many a rate lets through. Jobs may have different ones for one key: that of the first counts."""

@@ -239,7 +239,7 @@ class Reference(Pieces):
             must(now.fence > run.fence, f"the fence of {run.id} went from {run.fence} to {now.fence}")
             living[now.worker or ""] -= 1
             run.state, run.attempt, run.worker = "running", run.attempt + 1, now.worker
-            run.fence, run.claim_id = now.fence, now.claim_id
+            run.fence, run.claim_id, run.blocked_key = now.fence, now.claim_id, None
         return len(chosen)
 
     def _lives(self, worker_id: str) -> bool:
@@ -404,9 +404,8 @@ class Reference(Pieces):
                 coalesced.append(run)
             else:
                 kept.append(run)
-        freed = Counter(self._sweep_away(expired, "skipped", "misfire_expired"))
-        freed.update(self._sweep_away(coalesced, "skipped", "coalesced"))
-        self.release(freed)
+        freed = self._sweep_away(expired, "skipped", "misfire_expired")
+        self.release(freed | self._sweep_away(coalesced, "skipped", "coalesced"))
         for run in kept:
             run.state = "ready"
 
@@ -429,11 +428,14 @@ class Reference(Pieces):
         self.release(key for key in keys if key is not None)
 
     def replace_earlier(self) -> None:
-        """The youngest occurrence that waits to replace what stands before it: that is told to stop, or, if it had not
+        """The youngest occurrence that is due replaces what stands before it: that is told to stop, or, if it had not
         begun, is coalesced. Runs that somebody asked for and that have not begun are left: they are never skipped."""
-        for job_id in self.want.jobs:
-            waiting = [r.id for r in self.want.runs_of(job_id) if r.blocked_by == "overlap" and r.overlap == "replace"]
-            earlier = [run for run in self.want.runs_of(job_id) if waiting and run.id < max(waiting)]
+        for job_id, job in self.want.jobs.items():
+            due = [r for r in self.want.runs_of(job_id) if r.trigger == "schedule" and self._may_replace(r)]
+            youngest = max(due, key=lambda run: run.scheduled_for, default=None)
+            if youngest is None or youngest.overlap != "replace" or job.on_hold:
+                continue
+            earlier = [run for run in self.want.runs_of(job_id) if run.id < youngest.id]
             replaced = [r for r in earlier if r.stop_reason is None and (r.state in HELD or r.trigger == "schedule")]
             keys = {key for run in replaced for key in self.gates(run)}
             for run in replaced:
@@ -442,6 +444,12 @@ class Reference(Pieces):
                 else:
                     self.end_unheld(run, "skipped", "coalesced")
             self.release(keys)
+
+    def _may_replace(self, run: Run) -> bool:
+        if run.attempt or (run.deadline_at is not None and run.deadline_at < self.now):
+            return False
+        due = run.state == "staged" and self.now - LATE <= run.ready_at <= self.now
+        return due or run.state == "ready" or run.blocked_by == "overlap"
 
     # ── control ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -104,7 +104,7 @@ LIES: list[tuple[Any, str, str, str]] = [
 LIES_ABOUT_LIMITS: list[tuple[Any, str, str, str]] = [
     (claim, "weigh", "b.key_id = l.key", "b.key_id is null"),
     (claim, "take_limited", "set tat = u.tat", "set tat = null"),
-    (transitions, "release", "select j.rate_burst - greatest", "select j.rate_burst + 1 - greatest"),
+    (transitions, "release_in", "floor(j.rate_burst", "floor(j.rate_burst + 1"),
     (transitions, "stage", "coalesce(n.key_id, j.key_id)", "n.key_id"),
     (sweep, "replacing", "w.overlap = 'replace'", "w.overlap = 'queue'"),
 ]

@@ -64,14 +64,14 @@ class Unfit(NamedTuple):
 class Taken(NamedTuple):
     """The claimed rows, each with the `slot` it goes to (from 1); the places of all that left the queue, among them
     what was parked or ended instead of claimed; for each place the next instant of what is staged; when the rates that
-    were used let the next one through; whether something waits for what it is to replace; what found no worker; and who
-    of those it looked at is kept for whom."""
+    were used let the next one through; jobs of which an occurrence waits for the run that it replaces; what found no
+    worker; and who of those it looked at is kept for whom."""
 
     rows: list[Row]
     left: Counter[tuple[int, int]]
     next_due: dict[tuple[int, int], datetime | None]
     opens: dict[Key, datetime]
-    replaces: bool
+    replaces: Collection[Key]
     unfit: Sequence[Unfit] = ()
     kept: Mapping[str, str | None] = {}
     hints: Sequence[Hint] = ()  # where something became claimable by what ended here
@@ -112,7 +112,7 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
         going += [_Seated(row, free[row["slot"] - 1]) for row in more.rows]
     _count(going, others)
     left.update((row["lane_id"], row["tenant_id"]) for row in going)
-    replaces = any(row["verdict"] == "replace" for row in others)
+    replaces = {Key(row["tenant_id"], row["job_id"]) for row in others if row["verdict"] == "replace"}
     awaited = [row for row in others if row["joins"] and row["verdict"] in _SKIPPED]
     woken = await _skip(db, awaited) if awaited else []
     return Taken(going, left, _next_due(later), more.opens, replaces, more.unfit, more.kept, woken)

@@ -33,7 +33,7 @@ living as materialized (
     update runs r
        set state = 'running', attempt = r.attempt + 1, fence = greatest(r.fence, f.base) + 1, claim_id = f.claim_id,
            worker_id = ($1::uuid[])[($2::int[])[(select slots from living)[g.rank]]], claimed_at = now(),
-           progress = null
+           progress = null, blocked_key = null
       from going g, fence f
      where r.ctid = g.place and g.rank <= (select cardinality(slots) from living)
     returning r.tenant_id, r.id, r.job_id, r.job_version, r.attempt, r.fence, r.claim_id, r.scheduled_for, r.ready_at,

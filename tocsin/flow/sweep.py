@@ -5,9 +5,11 @@ Nothing here is on the path of a healthy run; it ends what can no longer start a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
+from tocsin.clock import EPOCH
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
 from tocsin.flow.shared.joins import release_stranded, settle, share_graph
 from tocsin.flow.shared.transitions import (
@@ -21,6 +23,7 @@ from tocsin.flow.shared.transitions import (
     lock_jobs,
     lock_limits,
     release,
+    release_in,
     stops,
 )
 from tocsin.store.db import Connection, Database, Row, Sql, columns
@@ -28,6 +31,8 @@ from tocsin.telemetry import MISSED
 
 SQL = Sql(__file__)
 _JOINING = 200  # runs that wait for others, looked at in one turn
+_KEYS = 200  # limits and jobs that runs wait for, looked at and locked at once
+_REPLACED = 100  # jobs whose earlier runs are stopped in one turn
 _FIRST = "00000000-0000-0000-0000-000000000000"
 
 
@@ -59,34 +64,58 @@ async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
     return woken
 
 
-async def release_waiting(db: Database) -> list[Hint]:
-    """waiting → ready where the block is over and the release was missed."""
-    keys = [Key(row["tenant_id"], row["key"]) for row in await db.fetch("engine", SQL["waiting"])]
+async def release_waiting(db: Database, lanes: Collection[int], after: str | None = None) -> Looked:
+    """waiting → ready where the block is over and the release was missed; looks at one page of limits and jobs.
+
+    `lanes`: where workers are free. What waits for a limit or a rate is let go there alone: elsewhere nobody could
+    start it, and it would have to wait again once the limit is full."""
+    rows = await db.fetch("engine", SQL["waiting"], after or _FIRST, _KEYS)
+    rest = rows[-1]["key"] if len(rows) == _KEYS else None
+    keys = [Key(row["tenant_id"], row["key"]) for row in rows if not row["held"]]
     if not keys:
-        return []
+        return Looked([], rest)
     woken = hints(await db.fetch("engine", SQL["unpause"], [key.id for key in keys]))
-    return woken + await release_keys(db, keys)
+    return Looked(woken + await release_keys(db, keys, lanes), rest, keys)
 
 
-async def release_keys(db: Database, keys: Sequence[Key]) -> list[Hint]:
-    """waiting → ready where these limits have room, or their rates let some through."""
+async def release_keys(db: Database, keys: Sequence[Key], lanes: Collection[int]) -> list[Hint]:
+    """waiting → ready in these lanes where these limits have room, or their rates let some through."""
     async with db.transaction("sweep") as connection:
         await lock_limits(connection, keys)
-        return hints(await release(connection, keys))
+        return hints(await release_in(connection, keys, lanes))
 
 
 class Replaced(NamedTuple):
-    """What became claimable, and who is to be told to stop, because a younger occurrence takes their place."""
+    """What became claimable, and who is to be told to stop, because a younger occurrence takes their place; `more`:
+    there may be more of these jobs to look at."""
 
     hints: list[Hint]
     stops: list[Stop]
+    more: bool = False
 
 
-async def replace_earlier(db: Database) -> Replaced:
+class Due(NamedTuple):
+    """Jobs of which an occurrence is due that replaces the run before it, and where to look on."""
+
+    jobs: list[Key]
+    after: tuple[datetime, str] | None
+
+
+async def due_to_replace(db: Database, after: tuple[datetime, str] | None) -> Due:
+    """Find occurrences that are due and that no worker was free to claim."""
+    rows = await db.fetch("engine", SQL["due_to_replace"], *(after or (EPOCH, _FIRST)), _KEYS)
+    last = (rows[-1]["ready_at"], rows[-1]["id"]) if len(rows) == _KEYS else None
+    return Due([Key(row["tenant_id"], row["job_id"]) for row in rows], last)
+
+
+async def replace_earlier(db: Database, jobs: Collection[Key]) -> Replaced:
     """Cancel what stands before an occurrence that is to replace it (`overlap: replace`). It waits for the proof."""
+    if not jobs:
+        return Replaced([], [])
     woken: list[Hint] = []
     orders: list[Stop] = []
-    for row in await db.fetch("engine", SQL["replacing"]):
+    found = await db.fetch("engine", SQL["replacing"], *columns(sorted(set(jobs)), 2), _REPLACED)
+    for row in found:
         job = Key(row["tenant_id"], row["job_id"])
         async with db.transaction("sweep") as connection:
             await share_graph(connection, job.tenant_id)
@@ -97,14 +126,16 @@ async def replace_earlier(db: Database) -> Replaced:
             orders += stops(cancelled)
             woken += hints(await release(connection, [job, *limits]))
             woken += (await settle(connection, cancelled)).hints
-    return Replaced(woken, orders)
+    return Replaced(woken, orders, len(found) == _REPLACED)
 
 
 class Looked(NamedTuple):
-    """What became claimable, and where to look on; None: from the beginning."""
+    """What became claimable, where to look on (None: from the beginning), and the limits and jobs that were looked
+    at."""
 
     hints: list[Hint]
     after: str | None
+    keys: Sequence[Key] = ()
 
 
 async def release_joining(db: Database, after: str | None) -> Looked:

@@ -43,47 +43,58 @@ update runs r
  where r.ctid = c.place
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
--- :name parked
--- Jobs and keys with parked runs, skipping from one to the next in the index.
+-- :name waiting
+-- $2 of the jobs and keys that runs wait for, in their order from $1 on, skipping from one to the next in the index; `held`:
+-- a pause or a circuit holds these runs, and whatever ends it releases them.
 with recursive parked as (
-    -- What waits for other runs has no key.
-    (select r.tenant_id, r.blocked_key from runs r
-      where r.state = 'waiting' and r.blocked_key is not null
+    (select r.tenant_id, r.blocked_key, 1 as n from runs r
+      where r.state = 'waiting' and r.blocked_key > $1
       order by r.blocked_key limit 1)
     union all
-    select n.tenant_id, n.blocked_key
+    select k.tenant_id, k.blocked_key, p.n + 1
       from parked p
      cross join lateral (
             select r.tenant_id, r.blocked_key from runs r
              where r.state = 'waiting' and r.blocked_key > p.blocked_key
-             order by r.blocked_key limit 1) n
+             order by r.blocked_key limit 1) k
+     where p.n < $2
 )
-
--- :name waiting
--- Not those that a pause holds.
--- :include parked
-select p.tenant_id, p.blocked_key::text as key
+select p.tenant_id, p.blocked_key::text as key,
+       exists (select from holds h where h.tenant_id = p.tenant_id and h.job_id = p.blocked_key)
+       or exists (select from circuits c where c.tenant_id = p.tenant_id and c.id = p.blocked_key) as held
   from parked p
- where not exists (select from holds h where h.tenant_id = p.tenant_id and h.job_id = p.blocked_key)
- limit 1000
+
+-- :name due_to_replace
+-- $3 occurrences that replace the run before them and that nobody has claimed yet, in their order from ($1, $2) on. If all
+-- workers are busy nobody claims them, and the run that they replace has to stop all the same.
+select r.tenant_id, r.job_id::text as job_id, r.ready_at, r.id::text as id
+  from runs r
+ where r.overlap = 'replace' and r.trigger = 'schedule' and r.attempt = 0 and r.state in ('staged', 'ready')
+   and (r.ready_at, r.id) > ($1, $2) and r.ready_at <= now()
+ order by r.ready_at, r.id
+ limit $3
 
 -- :name replacing
--- Jobs whose youngest waiting occurrence is to replace what stands before it and has not been told to stop.
--- :include parked
-select p.tenant_id, w.job_id::text as job_id, w.id::text as id, e.keys
-  from parked p
+-- Which of these jobs have an occurrence that replaces what stands before it, the youngest that is due, and a run before it
+-- that has not been told to stop. Whether a late occurrence runs at all is still to be decided (misfire, deadline).
+select k.tenant_id, k.job_id::text as job_id, w.id::text as id, e.keys
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, job_id)
  cross join lateral (
-        select w.job_id, w.id from runs w
-         where w.state = 'waiting' and w.blocked_key = p.blocked_key and w.blocked_by = 'overlap' and w.overlap = 'replace'
-         order by w.id desc
+        select w.id, w.overlap from runs w
+         where w.job_id = k.job_id and w.trigger = 'schedule' and w.attempt = 0
+           and (w.state = 'ready' or w.state = 'waiting' and w.blocked_by = 'overlap'
+                or w.state = 'staged' and w.ready_at between now() - interval '60 seconds' and now())
+           and (w.deadline_at is null or w.deadline_at >= now())
+         order by w.scheduled_for desc
          limit 1) w
  cross join lateral (
         select coalesce(array_agg(distinct e.key_id::text) filter (where e.key_id is not null), '{}') as keys, count(*)
           from runs e
-         where e.job_id = w.job_id and e.id < w.id and e.trigger <> 'backfill' and e.stop_reason is null
+         where e.job_id = k.job_id and e.id < w.id and e.trigger <> 'backfill' and e.stop_reason is null
            and (e.trigger = 'schedule' or e.state = 'running')) e
- where e.count > 0
- limit 100
+ where w.overlap = 'replace' and e.count > 0
+   and not exists (select from holds h where h.tenant_id = k.tenant_id and h.job_id = k.job_id)
+ limit $3
 
 -- :name unpause
 -- waiting → ready: parked by a pause that is over, of these jobs.

@@ -155,8 +155,8 @@ class Node:
         )
         guests = (self.gateway, self.events, self.tails)
         self.doorkeeper = Doorkeeper(self.authenticator.living, guests, self.authenticator.note_used)
-        sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes)
-        self.dispatcher.on_replace = sweeper.wake
+        sweeper = Sweeper(self.db, self.tell, self.dispatcher.served_lanes, self._free_lanes)
+        self.dispatcher.on_replace = self.conductor.on_replace = sweeper.replace
         ends = self.gateway.ends
         ends.on_filled = self.conductor.on_filled = self.backfiller.wake
         ends.on_heads = self.unfolder.on_heads = self.conductor.wake
@@ -214,6 +214,9 @@ class Node:
         await self.db.close()
 
     # ── what became claimable, and who must stop ─────────────────────────────────────────────────────────────────
+
+    def _free_lanes(self) -> set[int]:
+        return self.dispatcher.free_lanes() | self.conductor.lanes()
 
     def tell(self, hints: Iterable[Hint], stops: Sequence[Stop] = ()) -> None:
         """Tell the dispatchers, here and on the other nodes."""

@@ -7,14 +7,14 @@ does at its next turn.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tocsin.flow import claim, workflows
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.lanes import LaneBook, LaneKey
 from tocsin.flow.shared.specs import SpecBook
-from tocsin.flow.shared.transitions import Hint, Stop
+from tocsin.flow.shared.transitions import Hint, Key, Stop
 from tocsin.flow.workflows import Head
 from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.workflow import CONDUCTOR
@@ -44,6 +44,7 @@ class Conductor(Loop):
         super().__init__()
         self._db, self._lanes, self._specs, self._tell = db, lanes, specs, tell
         self.on_filled: Callable[[], None] = lambda: None  # a run of a backfill may have ended
+        self.on_replace: Callable[[Collection[Key]], None] = lambda jobs: None
         self._rng = random.Random()
         self._lane: int | None = None
 
@@ -56,6 +57,10 @@ class Conductor(Loop):
         """Wake if one of these is about a workflow run."""
         if any(hint.lane_id == self._lane for hint in hints) or any(stop.worker_id == CONDUCTOR for stop in stops):
             self.wake()
+
+    def lanes(self) -> set[int]:
+        """The lane it takes from: it always has room."""
+        return set() if self._lane is None else {self._lane}
 
     async def _claim(self) -> float:
         """Take workflow runs that are due: each costs a few rows and no worker, so that all may begin. Answers in how
@@ -74,6 +79,8 @@ class Conductor(Loop):
             shares = [Share(self._lane, tenant_id, _MOST, THE_BEGINNING) for tenant_id in sorted(tenants)]
             taken = await claim.take(self._db, shares, [CONDUCTOR] * _MOST)
             self._tell(taken.hints, ())
+            if taken.replaces:
+                self.on_replace(taken.replaces)
         return min((wait for wait in waits if 0 < wait < _PAUSE), default=_PAUSE)
 
     async def _advance(self) -> bool:

@@ -129,7 +129,7 @@ class Dispatcher(Loop):
     _looks_back: Pace = field(default_factory=Pace)
     _lanes_known: int = 0
     _opens: dict[Key, datetime] = field(default_factory=dict)  # when rates let the next one through
-    on_replace: Callable[[], None] = lambda: None  # something waits for what it is to replace
+    on_replace: Callable[[Collection[Key]], None] = lambda jobs: None  # an occurrence of these waits
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -203,6 +203,10 @@ class Dispatcher(Loop):
         self._served = {lanes: at for lanes, at in self._served.items() if at > horizon}
         return set().union(*self._served) if self._served else set()
 
+    def free_lanes(self) -> set[int]:
+        """Lanes for which a worker of this node has a free slot."""
+        return set().union(*{poll.reach.lanes for poll in self.polls if not poll.answer.done()})
+
     def handed_out(self) -> dict[str, int]:
         """How many runs of each pool it has handed to workers since it was last asked."""
         counted, self._handed_out = self._handed_out, Counter()
@@ -266,7 +270,7 @@ class Dispatcher(Loop):
         if due and self.polls:
             for key in due:
                 del self._opens[key]
-            self.hint(await sweep.release_keys(self.db, due))
+            self.hint(await sweep.release_keys(self.db, due, self.free_lanes()))
 
     async def _learn_lanes(self) -> None:
         """Lanes are made by submitting, here or on another node, while polls are open."""
@@ -316,7 +320,7 @@ class Dispatcher(Loop):
         self._learn(shares, hints, taken)
         self._opens |= taken.opens
         if taken.replaces:
-            self.on_replace()
+            self.on_replace(taken.replaces)
         self._charge(taken.rows, pool)
         # Where something found no room, what stands behind it elsewhere may find some.
         found = taken.left.total() > 0 or bool(taken.unfit)

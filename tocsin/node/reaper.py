@@ -5,12 +5,14 @@ measures."""
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import datetime
 
 from tocsin.flow import events, fleet, partitions, plan, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
-from tocsin.flow.shared.transitions import Hint, Stop
+from tocsin.flow.shared.transitions import Hint, Key, Stop
 from tocsin.model.retry import loss_spread
 from tocsin.node.loop import Loop, Pace
 from tocsin.store.db import Database
@@ -19,6 +21,7 @@ from tocsin.store.room import Room
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
+_PAGES = 5  # of the keys that runs wait for, in one turn
 _SKEW = 1.0  # seconds by which clocks may differ before it is worth a word
 _LOOK_FOR_PARTITIONS = 5.0  # seconds between two attempts to make those that are missing
 Hear = Callable[[Sequence[Hint]], None]
@@ -55,34 +58,95 @@ class Reaper(Loop):
 
 
 class Sweeper(Loop):
-    """Every second: deadlines, late occurrences, and what waits for nothing any more."""
+    """Every second: deadlines, late occurrences, and what waits for nothing any more. At once, when the dispatcher says
+    so: stop runs that a younger occurrence replaces."""
 
     name = "sweeper"
 
-    def __init__(self, db: Database, tell: Tell, served_lanes: Callable[[], set[int]]) -> None:
+    def __init__(
+        self,
+        db: Database,
+        tell: Tell,
+        served_lanes: Callable[[], set[int]],
+        free_lanes: Callable[[], set[int]],
+    ) -> None:
         super().__init__()
         self._db = db
         self._tell = tell
         self._served_lanes = served_lanes
+        self._free_lanes = free_lanes
         self._late = Pace()
-        # Where to look on among what waits for other runs, and among what ended while it did.
+        self._next_turn = 0.0
+        self._to_replace: set[Key] = set()
+        # Where to look on: among the keys that runs wait for, occurrences that replace others, what waits for other
+        # runs, and what ended while it did.
+        self._parked: str | None = None
+        self._due: tuple[datetime, str] | None = None
         self._joining: str | None = None
         self._joined: str | None = None
 
+    def replace(self, jobs: Collection[Key]) -> None:
+        """Stop what stands before an occurrence of these jobs that waits to replace it."""
+        self._to_replace.update(jobs)
+        self.wake()
+
     async def run_once(self) -> float:
-        woken = await sweep.expire(self._db)
+        if self._to_replace:
+            await self._replace_told()
+            rest = 0.0 if self._to_replace else self._next_turn - time.monotonic()
+            if rest > 0:
+                return rest
+        self._next_turn = time.monotonic() + 1.0
+        # One of them that fails does not keep the others from their turn.
+        failed: Exception | None = None
+        for net in (self._expire, self._release, self._replace, self._join):
+            try:
+                await net()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return 0.0 if self._to_replace else 1.0
+
+    async def _expire(self) -> None:
+        self._say(await sweep.expire(self._db))
         if self._late.due(1.0):
             self._late.begin()
-            woken += await sweep.misfires(self._db, sorted(self._served_lanes()))
+            self._say(await sweep.misfires(self._db, sorted(self._served_lanes())))
             self._late.end()
-        woken += await sweep.release_waiting(self._db)
+
+    async def _release(self) -> None:
+        """Look at some of the keys that runs wait for: those that stay full must not hide the others."""
+        for _ in range(_PAGES):
+            looked = await sweep.release_waiting(self._db, self._free_lanes(), self._parked)
+            self._parked = looked.after
+            self._to_replace.update(looked.keys)
+            self._say(looked.hints)
+            if self._parked is None:
+                return
+
+    async def _replace(self) -> None:
+        due = await sweep.due_to_replace(self._db, self._due)
+        self._due = due.after
+        self._to_replace.update(due.jobs)
+        await self._replace_told()
+
+    async def _replace_told(self) -> None:
+        jobs, self._to_replace = self._to_replace, set()
+        replaced = await sweep.replace_earlier(self._db, jobs)
+        if replaced.more:
+            self._to_replace |= jobs
+        self._say(replaced.hints, replaced.stops)
+
+    async def _join(self) -> None:
         joining = await sweep.release_joining(self._db, self._joining)
-        woken, self._joining = woken + joining.hints, joining.after
+        self._joining = joining.after
+        self._say(joining.hints)
         self._joined = await sweep.forget_joins(self._db, self._joined)
-        replaced = await sweep.replace_earlier(self._db)
-        if woken or replaced.hints or replaced.stops:
-            self._tell([*woken, *replaced.hints], replaced.stops)
-        return 1.0
+
+    def _say(self, hints: Sequence[Hint], stops: Sequence[Stop] = ()) -> None:
+        if hints or stops:
+            self._tell(hints, stops)
 
 
 class Follower(Loop):

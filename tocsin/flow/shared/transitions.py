@@ -200,3 +200,9 @@ async def release(connection: Connection, limits: Iterable[Key]) -> list[Row]:
     gone. Lock the limits first."""
     wanted = sorted(set(limits))
     return await connection.fetch(SQL["release"], *columns(wanted, 2)) if wanted else []
+
+
+async def release_in(connection: Connection, limits: Iterable[Key], lanes: Iterable[int]) -> list[Row]:
+    """The same for lanes in which workers are free, whatever was let go in other lanes."""
+    wanted = sorted(set(limits))
+    return await connection.fetch(SQL["release_in"], *columns(wanted, 2), sorted(lanes)) if wanted else []

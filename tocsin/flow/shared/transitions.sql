@@ -262,19 +262,16 @@ union all
 select s.id::text, s.state, s.worker_id::text, s.fence, false, null, null, null
   from stopping s
 
--- :name release
--- waiting → ready: for each limit (a job's, a key's) as many as it has room for, as many as its rate lets through, and the
--- first that waits for an earlier run of the job.
--- The limit rows are locked already; what is released too early is parked again by the claim, what is missed is
--- released by the sweep.
-with freed as (
+-- :name room
+-- For `release` and `release_in`: how many more may run under each limit, whose rows are locked already.
+with recursive freed as (
     select distinct f.tenant_id, f.key, l.max, l.tat
       from unnest($1::int[], $2::uuid[]) as f(tenant_id, key)
       left join lateral (
             select l.max, l.tat from limits l where l.tenant_id = f.tenant_id and l.key = f.key limit 1) l on true
 ),
-room as (
-    select f.tenant_id, f.key,
+room as materialized (
+    select f.tenant_id, f.key, f.tat,
            case when f.max is null then 1000000
                 else f.max - (select count(*) from runs b
                                where b.job_id = f.key and b.limited and b.state in ('running', 'stopping'))
@@ -282,20 +279,74 @@ room as (
                                where b.key_id = f.key and b.state in ('running', 'stopping')) end as free
       from freed f
 ),
+
+-- :name rate_room
+-- For `f`, a limit: how many runs its rate lets through now. A rate that an edit took away holds nobody.
+            select coalesce(floor(j.rate_burst
+                                  - greatest(extract(epoch from f.tat - now()), 0) / extract(epoch from j.rate_gap)
+                                  + 1e-9), 1000) as free
+
+-- :name let_go
+-- waiting → ready, of `chosen`. A run that waited for a limit keeps the key of it (`blocked_key`) until it starts or waits
+-- again: as long as it has not started, no other run is let go in its place.
+locked as materialized (
+    select r.ctid as place, r.blocked_by in ('limit', 'rate') as counts
+      from (select * from chosen order by id) c
+     cross join lateral (
+            select r.ctid, r.state, r.blocked_by from runs r
+             where (r.tenant_id, r.id) between (c.tenant_id, c.id) and (c.tenant_id, c.id)
+             limit 1
+               for update) r
+     where r.state = 'waiting'
+)
+update runs r
+   set state = 'ready', blocked_by = null, blocked_key = case when l.counts then r.blocked_key end
+  from locked l
+ where r.ctid = l.place
+returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
+
+-- :name unblocked
+-- The first live run of each job by id, if it waits for an earlier one: there is none any more. The condition is the
+-- same as in the claim, so that the claim does not park it again.
+    select r.tenant_id, r.id
+      from freed f
+     cross join lateral (
+            select from runs w
+             where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'overlap'
+             limit 1) w
+     cross join lateral (
+            select e.tenant_id, e.id, e.blocked_by
+              from runs e
+             where e.job_id = f.key and e.trigger <> 'backfill'
+               and (e.state in ('ready', 'waiting', 'running', 'stopping')
+                    or e.state = 'staged' and (e.ready_at <= now() or e.attempt > 0))
+             order by e.id
+             limit 1) r
+     where r.blocked_by = 'overlap'
+
+-- :name release
+-- waiting → ready: for each limit (a job's, a key's) as many as it has room for, less those that were let go and have not
+-- started; as many as its rate lets through, less those; and the first run of a job if it waited for an earlier one.
+-- What is missed is released by the sweep.
+-- :include room
+counted as materialized (
+    select f.*, (select count(*) from runs q where q.state = 'ready' and q.blocked_key = f.key) as let_go
+      from room f
+),
 chosen as materialized (
     select r.tenant_id, r.id
-      from room f
+      from counted f
      cross join lateral (
             select w.tenant_id, w.id
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'limit'
              order by w.order_key, w.id
-             limit least(greatest(f.free, 0), 1000)) r
+             limit least(greatest(f.free - f.let_go, 0), 1000)) r
     union
     select r.tenant_id, r.id
-      from freed f
+      from counted f
      cross join lateral (
-            select j.rate_burst - greatest(extract(epoch from f.tat - now()), 0) / extract(epoch from j.rate_gap) as room
+-- :include rate_room
               from (select w.job_id from runs w
                      where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate'
                      order by w.order_key limit 1) w
@@ -306,30 +357,73 @@ chosen as materialized (
               from runs w
              where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate'
              order by w.order_key, w.id
-             -- A rate that an edit took away holds nobody.
-             limit least(greatest(floor(coalesce(rate.room, 1000) + 1e-9), 0), 1000)) r
+             limit least(greatest(rate.free - f.let_go, 0), 1000)) r
     union
+-- :include unblocked
+),
+-- :include let_go
+
+-- :name release_in
+-- The same for lanes ($3) in which workers are free: there, runs that were let go in other lanes, where nobody is free to
+-- take them, hold nobody up.
+-- :include room
+kinds as (
+    select f.*, k.blocked_by from room f cross join (values ('limit'), ('rate')) as k(blocked_by)
+),
+lanes_of as (
+    select k.*, w.lane_id
+      from kinds k
+     cross join lateral (
+            select w.lane_id from runs w
+             where w.state = 'waiting' and w.blocked_key = k.key and w.blocked_by = k.blocked_by
+               and w.blocked_by in ('limit', 'rate')
+             order by w.lane_id
+             limit 1) w
+    union all
+    select p.tenant_id, p.key, p.tat, p.free, p.blocked_by, w.lane_id
+      from lanes_of p
+     cross join lateral (
+            select w.lane_id from runs w
+             where w.state = 'waiting' and w.blocked_key = p.key and w.blocked_by = p.blocked_by
+               and w.blocked_by in ('limit', 'rate') and w.lane_id > p.lane_id
+             order by w.lane_id
+             limit 1) w
+),
+counted as materialized (
+    select f.*, (select count(*) from runs q
+                  where q.state = 'ready' and q.blocked_key = f.key and q.lane_id = f.lane_id) as let_go
+      from lanes_of f
+     where f.lane_id = any ($3::int[])
+),
+chosen as materialized (
     select r.tenant_id, r.id
-      from freed f
+      from counted f
      cross join lateral (
             select w.tenant_id, w.id
               from runs w
-             where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'overlap'
-             order by w.order_key, w.id
-             limit 1) r
-),
-locked as materialized (
-    select r.ctid as place
-      from (select * from chosen order by id) c
+             where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'limit' and w.lane_id = f.lane_id
+             order by w.order_key
+             limit least(greatest(f.free - f.let_go, 0), 1000)) r
+     where f.blocked_by = 'limit'
+    union
+    select r.tenant_id, r.id
+      from counted f
      cross join lateral (
-            select r.ctid, r.state from runs r
-             where (r.tenant_id, r.id) between (c.tenant_id, c.id) and (c.tenant_id, c.id)
-             limit 1
-               for update) r
-     where r.state = 'waiting'
-)
-update runs r
-   set state = 'ready', blocked_by = null, blocked_key = null
-  from locked l
- where r.ctid = l.place
-returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
+-- :include rate_room
+              from (select w.job_id from runs w
+                     where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate'
+                       and w.lane_id = f.lane_id
+                     order by w.order_key limit 1) w
+             cross join lateral (
+                    select * from jobs j where j.tenant_id = f.tenant_id and j.id = w.job_id limit 1) j) rate
+     cross join lateral (
+            select w.tenant_id, w.id
+              from runs w
+             where w.state = 'waiting' and w.blocked_key = f.key and w.blocked_by = 'rate' and w.lane_id = f.lane_id
+             order by w.order_key
+             limit least(greatest(rate.free - f.let_go, 0), 1000)) r
+     where f.blocked_by = 'rate'
+    union
+-- :include unblocked
+),
+-- :include let_go

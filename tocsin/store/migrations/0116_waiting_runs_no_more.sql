@@ -1,0 +1,2 @@
+-- post: runs_parked has taken its place.
+drop index runs_waiting;
