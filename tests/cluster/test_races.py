@@ -114,7 +114,7 @@ async def test_two_nodes_make_the_same_lanes(settings: Settings) -> None:
         books = [LaneBook(database) for database in databases]
         for n in range(50):
             keys = [LaneKey("default", "python", f"f{n}.{m}") for m in range(4)]
-            known = await asyncio.gather(*(book.intern(keys) for book in books))
+            known = await asyncio.gather(*(book.intern(dict.fromkeys(keys)) for book in books))
             assert known[0] == known[1]
             assert set(known[0]) == set(keys)
     finally:

@@ -30,7 +30,7 @@ begin
     for t in select c.relname from pg_class c
               where c.relnamespace = 'tocsin'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
                 and c.relname not in ('migrations', 'cluster', 'tenants', 'api_keys', 'pools', 'lanes', 'audit_sealer',
-                                      'workers')
+                                      'workers', 'lane_pass')
     loop
         execute format('delete from tocsin.%I', t);
     end loop;
@@ -44,6 +44,7 @@ begin
     delete from tocsin.pools where name not in ('default', 'workflows') and name not in (select pool from tocsin.lanes);
     update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1,
                             tenants = null;
+    update tocsin.lane_pass set part = 'jobs', began_at = now(), at_tenant = 0, at_id = default;
     update tocsin.cluster set restored = 0, objects_id = null;
     update tocsin.audit_sealer set high = (select last_value from tocsin.audit_id_seq), gaps = '[]', epoch = 0;
 end $$

@@ -32,6 +32,7 @@ NOBODYS = {
     "archived_days": "days, of all tenants alike",
     "audit_sealer": "how far the sealer is",
     "cluster": "one row",
+    "lane_pass": "how far the servers have looked which lanes are in use",
     "lanes": "shared by all tenants whose jobs need the same of a worker",
     "log_garbage": "names of objects, which have ids of tenants and of runs in them",
     "logouts": "digests of people, who may have to do with several tenants",
@@ -427,7 +428,7 @@ async def test_a_lane_that_is_retired_is_taken_back_into_use_by_whoever_asks(sce
     for _ in range(2):
         await go_on(scene)
     assert await scene.rows(lane, target["function"]) == []
-    await scene.node.lanes.forget_retired()
+    await scene.node.lanes.forget_removed()
     made = await scene.job(target=target)
     [after] = await scene.rows(lane, target["function"])
     assert after == before == await scene.row("select lane_id from jobs where id = $1", made["id"])

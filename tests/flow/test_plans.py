@@ -75,7 +75,7 @@ STEPS = (
     transitions,
 )
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit", "backfills")
-SMALL = ("audit_sealer", "audit_heads")  # one row, and one for each tenant
+SMALL = ("audit_sealer", "audit_heads", "lane_pass")  # one row, and one for each tenant
 FRAGMENTS = {
     "record_ended",
     "complete_jobs",

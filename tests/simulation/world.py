@@ -78,7 +78,7 @@ class World:
         await world.clock.restart()
         for node in world.nodes:
             await node.db.open()
-            world.lane_id = (await node.lanes.intern([LANE]))[LANE]
+            world.lane_id = (await node.lanes.intern({LANE: None}))[LANE]
         await partitions.make_ahead(world.nodes[0].db)
         tables = await world.observer.fetch(
             "select relname::text from pg_class where relnamespace = 'tocsin'::regnamespace"

@@ -23,6 +23,7 @@ __all__ = ["database_url", "db", "washed_database"]
 # a tenant and a wall.
 COMMON = {
     "archived_days": "select",
+    "lane_pass": "",
     "audit_sealer": "select",
     "lanes": "select",
     "migrations": "select",

@@ -268,8 +268,8 @@ async def _change(
     if wanted is not None:
         await _link(this, wanted, held, now)
     lane = lane_key(this.new)
-    lane_of = await lanes.intern([lane])
-    refusal = lanes.refusal("pool", lane, who.tenant_id) if new.pool != old.pool else None
+    lane_of = await lanes.intern({lane: who.tenant_id})
+    refusal = lanes.refusal("pool", lane, who.tenant_id) if new.pool != old.pool or lane not in lane_of else None
     if refusal is not None:
         raise refusal
     trigger = await triggers.lock(connection, this.key)

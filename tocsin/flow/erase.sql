@@ -113,8 +113,9 @@ update erasures e
 returning coalesce(extract(epoch from now() - e.empty_since), 0)::float8
 
 -- :name forget_duties
--- Worker keys and workers that may serve it, among others.
-with keys as (update api_keys k set serves = array_remove(k.serves, $1::int) where $1 = any(k.serves))
+-- Worker keys and workers that may serve it, among others; and the lanes that it made, which others may use.
+with lanes_made as (update lanes l set made_by = null where l.made_by = $1),
+keys as (update api_keys k set serves = array_remove(k.serves, $1::int) where $1 = any(k.serves))
 update workers w set serves = array_remove(w.serves, $1::int) where $1 = any(w.serves)
 
 -- :name unused
@@ -122,8 +123,9 @@ update workers w set serves = array_remove(w.serves, $1::int) where $1 = any(w.s
 not (exists (select from jobs j where j.lane_id = l.id) or exists (select from runs r where r.lane_id = l.id))
 
 -- :name retire_lanes
--- Those that nobody goes through now: the names of functions and labels in them may have been the tenant's own.
-update lanes l set retired_at = now() where l.retired_at is null and
+-- Those that nobody goes through now: the names of functions and labels in them may have been the tenant's own. That of
+-- workflow runs stays: the servers know it by its id.
+update lanes l set retired_at = now() where l.retired_at is null and l.pool <> 'workflows' and
 -- :include unused
 
 -- :name forget_lanes

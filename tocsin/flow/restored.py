@@ -31,6 +31,7 @@ async def restored(url: str) -> Restored:
             epoch = await connection.fetchval(SQL["raise_epoch"])
             workers = await connection.fetch(SQL["dismiss"])
             runs = await connection.fetch(SQL["take_back"])
+            await connection.execute(SQL["stamp_lanes"])
             await connection.execute(SQL["note"], epoch)
             servers = [row["name"] for row in await connection.fetch(SQL["living"])]
         return Restored(epoch, len(workers), len(runs), servers)

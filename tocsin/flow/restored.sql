@@ -38,6 +38,10 @@ recorded as (
 )
 select id from back
 
+-- :name stamp_lanes
+-- A backup may come from a database whose transactions had higher numbers: servers would read all lanes again and again.
+update lanes set retired_at = retired_at
+
 -- :name note
 insert into audit (tenant_id, actor, action, target, detail)
 select t.id, 'tocsin restored', 'cluster.restored', 'cluster', jsonb_build_object('epoch', $1::int)

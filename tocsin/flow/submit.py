@@ -192,7 +192,7 @@ async def submit_jobs(
     now = db.clock.now()
     known, refused_days = await _calendars(db, requests, now)
     jobs = _new_jobs(requests, now, horizon, known)
-    lane_of = await lanes.intern({job.lane for job in jobs})
+    lane_of = await lanes.intern({job.lane: job.request.who.tenant_id for job in jobs})
     answers: dict[int, Answer] = {}
     for job in jobs:
         if refusal := lanes.refusal("pool", job.lane, job.request.who.tenant_id):
@@ -482,7 +482,7 @@ async def submit_batch(
     for i, problem in (refused_days | await _without_secrets(db, requests)).items():
         raise _in_batch(i, problem)
     jobs = _new_jobs(requests, now, horizon, known)
-    lane_of = await lanes.intern({job.lane for job in jobs})
+    lane_of = await lanes.intern({job.lane: job.request.who.tenant_id for job in jobs})
     for job in jobs:
         if refusal := lanes.refusal(f"jobs[{job.place}].pool", job.lane, job.request.who.tenant_id):
             raise refusal

@@ -66,7 +66,7 @@ class Conductor(Loop):
         """Take workflow runs that are due: each costs a few rows and no worker, so that all may begin. Answers in how
         many seconds to look again."""
         if self._lane is None:
-            self._lane = (await self._lanes.intern([_LANE]))[_LANE]
+            self._lane = (await self._lanes.intern({_LANE: None}))[_LANE]
         if (await claim.pools(self._db))[WORKFLOW_POOL].paused:
             return _PAUSE
         heads = await claim.heads(self._db, [self._lane])

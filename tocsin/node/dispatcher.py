@@ -276,8 +276,8 @@ class Dispatcher(Loop):
         """Lanes are made by submitting, here or on another node, while polls are open."""
         if time.monotonic() - self._scanned >= _HUNGRY_SCAN:
             await self.lanes.refresh()
-        if len(self.lanes) != self._lanes_known:
-            self._lanes_known = len(self.lanes)
+        if self.lanes.version != self._lanes_known:
+            self._lanes_known = self.lanes.version
             for poll in self.polls:
                 poll.reach = self._open_to(poll.worker)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tocsin.flow import erase
+from tocsin.flow import erase, retire
 from tocsin.flow.shared.lanes import LaneBook
 from tocsin.flow.shared.transitions import Hint, Stop
 from tocsin.node.loop import Loop
@@ -13,7 +13,8 @@ from tocsin.store.objects import ObjectStore
 
 
 class Eraser(Loop):
-    """Every half minute: is anybody to be erased? And every other second while somebody is."""
+    """Every half minute: is anybody to be erased, and which lanes does nobody use? Every other second while somebody is
+    erased."""
 
     name = "eraser"
 
@@ -28,7 +29,8 @@ class Eraser(Loop):
         self._db, self._objects, self._lanes, self._tell = db, objects, lanes, tell
 
     async def run_once(self) -> float:
-        await self._lanes.forget_retired()
+        await self._lanes.forget_removed()
+        await retire.turn(self._db)
         turn = await erase.turn(self._db, self._objects)
         if turn.stops:
             self._tell([], turn.stops)

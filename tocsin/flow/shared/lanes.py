@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from tocsin.clock import boottime
 from tocsin.errors import InvalidInput
 from tocsin.model.job import JobSpec
 from tocsin.model.resources import NOTHING, Amounts, Labels, class_of, matches, may_hold
@@ -15,6 +16,9 @@ from tocsin.store.db import Database, Row, Sql, columns
 
 SQL = Sql(__file__)
 Pairs = tuple[tuple[str, str], ...]
+MOST_LANES = 2_000  # that one tenant may make
+_TRUSTED = 300.0  # seconds after which a server looks which lanes are retired before it sends a job through one
+_MOST_ABILITIES = 2_000  # combinations of what workers can do that are remembered
 
 
 class LaneKey(NamedTuple):
@@ -42,66 +46,127 @@ def _pairs(labels: Labels) -> Pairs:
     return tuple(sorted(labels.items())) if labels else ()
 
 
+class _Abilities(NamedTuple):
+    """What decides which lanes a worker can take from."""
+
+    pool: str
+    targets: tuple[str, ...]
+    functions: tuple[str, ...]
+    total: Amounts
+    labels: Pairs
+
+
+_Slot = tuple[str, str, str, tuple[str, str] | None]  # pool, kind, function, the first label that is required
+
+
 class LaneBook:
-    """Every lane seen so far. Lanes are never changed. One that nobody goes through is retired, and removed long after:
-    by then every server has looked, and asks before it sends somebody through it, which takes it back into use."""
+    """The lanes, as this server knows them; it reads those that have changed.
+
+    A lane that nobody uses is retired (`flow/retire.py`). A retired lane is served as before, but whoever sends a job
+    through it asks the database first, which takes it back into use. It is removed ten minutes later at the earliest,
+    when every server has heard: a server that has not looked for five minutes looks before it sends anybody through a
+    lane that it knows.
+    """
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._known: dict[LaneKey, int] = {}
+        self._known: dict[int, LaneKey] = {}
         self._ids: dict[LaneKey, int] = {}  # of those that are not retired
+        self._by_slot: dict[_Slot, set[int]] = {}
+        self._open: dict[_Abilities, frozenset[int]] = {}  # by worker; forgotten when a lane comes or goes
+        self._pools: set[str] = set()  # that were there when lanes in them were asked for
         self._closed: dict[str, frozenset[int]] = {}  # pools that are open to these tenants alone
+        self._upto = "0"  # changes by older transactions are known
+        self._looked = float("-inf")
         self.fitted: set[int] = set()  # those whose runs need more than a slot
+        self.version = 0  # rises when a lane comes or goes
 
     def __len__(self) -> int:
         return len(self._known)
 
-    async def intern(self, keys: Iterable[LaneKey]) -> dict[LaneKey, int]:
-        """The id of each key whose pool exists, made if need be."""
-        wanted = set(keys)
+    async def intern(self, wanted: Mapping[LaneKey, int | None]) -> dict[LaneKey, int]:
+        """The id of each lane, made if need be for the tenant that asks. Lanes of unknown pools are left out, and lanes
+        that would be more than the tenant may make."""
+        if boottime() - self._looked > _TRUSTED:
+            await self.refresh()
         missing = [key for key in wanted if key not in self._ids]
         if missing:
-            pools = {r["name"] for r in await self._db.fetch("engine", SQL["pools"], list({k.pool for k in missing}))}
-            # In one order, as every node makes them: two that make the same ones wait, and never in a circle.
-            rows = sorted(_row(key) for key in missing if key.pool in pools)
+            asked = {key.pool for key in missing}
+            there = {row["name"] for row in await self._db.fetch("engine", SQL["pools"], list(asked))}
+            self._pools = (self._pools - asked) | there
+            rows = sorted((*_row(key), wanted[key]) for key in missing if key.pool in there)
             if rows:
-                self._learn(await self._db.fetch("engine", SQL["intern"], *columns(rows, 6)))
-            if not all(key in self._ids for key in missing if key.pool in pools):
+                self._learn(await self._db.fetch("engine", SQL["intern"], *columns(rows, 7), MOST_LANES))
+            if not all(key in self._ids for key in missing if key.pool in there):
                 # Another node made it at this moment: our statement waited for it, but is too old to see it.
                 await self.refresh()
-        return {k: self._ids[k] for k in wanted if k in self._ids}
+        return {key: self._ids[key] for key in wanted if key in self._ids}
 
     def refusal(self, path: str, key: LaneKey, tenant_id: int) -> InvalidInput | None:
         """Why no job of this tenant may come into a lane that was asked for, if it may not. What pools are closed to is
         known from the last look: the claim, which is exact, lets nothing pass that came in before it was."""
-        if key not in self._ids:
+        if key not in self._ids and key.pool not in self._pools:
             return InvalidInput.field(path, "unknown_pool", f"there is no pool {key.pool!r}")
         if tenant_id not in self._closed.get(key.pool, (tenant_id,)):
             text = f"pool {key.pool!r} is not open to your tenant; the platform can open it, or choose another"
             return InvalidInput.field(path, "pool_closed", text)
+        if key not in self._ids:
+            text = (
+                f"must be one of the {MOST_LANES:,} combinations of pool, kind of target, function, labels and class "
+                "of resources that your tenant has already; unused ones go after some time"
+            )
+            return InvalidInput.field(path, "too_many_lanes", text)
         return None
 
-    async def forget_retired(self) -> None:
-        """Ask the next time before somebody is sent through a lane that is retired."""
-        retired = {row["id"] for row in await self._db.fetch("vital", SQL["retired"])}
+    async def forget_removed(self) -> None:
+        """Forget the retired lanes that the database has removed."""
+        await self.refresh()
+        retired = self._known.keys() - set(self._ids.values())
         if retired:
-            self._ids = {key: id_ for key, id_ in self._ids.items() if id_ not in retired}
+            # One that was taken back into use since then is read again by the next refresh: it has changed.
+            self._forget(retired - {row["id"] for row in await self._db.fetch("vital", SQL["retired"])})
 
     async def refresh(self) -> None:
-        """Learn the lanes that other nodes made, and to whom pools are open."""
-        self._learn(await self._db.fetch("vital", SQL["all"]))
+        """Learn which lanes have changed, and to whom pools are open. After a long silence all are read again: some may
+        have been retired and removed."""
+        silent = boottime() - self._looked > _TRUSTED
+        rows = await self._db.fetch("vital", SQL["changed"], "0" if silent else self._upto)
+        found = [tuple(row)[1:] for row in rows if row["id"] is not None]
+        if silent:
+            self._forget(self._known.keys() - {row[0] for row in found})
+        self._learn(found)
+        self._upto, self._looked = rows[0]["upto"], boottime()
         closed = await self._db.fetch("vital", SQL["closed"])
         self._closed = {row["name"]: frozenset(row["tenants"]) for row in closed}
+
+    def _forget(self, gone: Collection[int]) -> None:
+        for id_ in gone:
+            key = self._known.pop(id_)
+            self._by_slot[_slot(key)].discard(id_)
+            self.fitted.discard(id_)
+            if self._ids.get(key) == id_:
+                del self._ids[key]
+        if gone:
+            self._changed()
 
     def _learn(self, rows: Iterable[Row]) -> None:
         for id_, pool, kind, function, labels, needs, prefer, retired in rows:
             of_class = Amounts(*needs) if needs else None
             key = LaneKey(pool, kind, function, _read(labels), of_class, _read(prefer))
-            self._known[key] = id_
-            if not retired:
+            if retired and self._ids.get(key) == id_:
+                del self._ids[key]
+            elif not retired:
                 self._ids[key] = id_
-            if of_class is not None:
-                self.fitted.add(id_)
+            if id_ not in self._known:
+                self._known[id_] = key
+                self._by_slot.setdefault(_slot(key), set()).add(id_)
+                if of_class is not None:
+                    self.fitted.add(id_)
+                self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._open.clear()
 
     def open_to(
         self,
@@ -112,16 +177,26 @@ class LaneBook:
         labels: Labels | None = None,
     ) -> frozenset[int]:
         """The lanes whose runs a worker with these abilities, resources and labels can take."""
-        kinds, names, has = set(targets), set(functions), labels or {}
-        return frozenset(
-            id_
-            for key, id_ in self._known.items()
-            if key.pool == pool
-            and key.kind in kinds
-            and (key.kind != "python" or key.function in names)
-            and (not key.require or matches(has, key.require))
-            and (key.needs is None or may_hold(total, key.needs))
-        )
+        asked = _Abilities(pool, tuple(targets), tuple(functions), total, _pairs(labels or {}))
+        if asked not in self._open:
+            if len(self._open) >= _MOST_ABILITIES:
+                self._open.clear()
+            self._open[asked] = frozenset(self._matching(asked))
+        return self._open[asked]
+
+    def _matching(self, asked: _Abilities) -> Iterator[int]:
+        has = dict(asked.labels)
+        for kind in set(asked.targets):
+            for function in set(asked.functions) if kind == "python" else ("",):
+                for label in (None, *asked.labels):
+                    for id_ in self._by_slot.get((asked.pool, kind, function, label), ()):
+                        key = self._known[id_]
+                        if matches(has, key.require) and (key.needs is None or may_hold(asked.total, key.needs)):
+                            yield id_
+
+
+def _slot(key: LaneKey) -> _Slot:
+    return key.pool, key.kind, key.function, key.require[0] if key.require else None
 
 
 async def totals(db: Database, lane_id: int) -> list[Amounts]:

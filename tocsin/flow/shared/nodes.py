@@ -37,7 +37,7 @@ class Nodes(NamedTuple):
         for spec in specs.values():
             within_scope(who, spec)
         keys = {node: lane_key(spec) for node, spec in specs.items()}
-        known = await lanes.intern(set(keys.values()))
+        known = await lanes.intern(dict.fromkeys(keys.values(), who.tenant_id))
         for node, key in keys.items():
             if refusal := lanes.refusal(f"jobs.{node}.pool", key, who.tenant_id):
                 raise refusal

@@ -1,0 +1,60 @@
+-- :name lock
+-- How far the pass is; nothing while another server looks, and for $1 seconds after a pass began that is over.
+select part, began_at, at_tenant, at_id::text as at_id
+  from lane_pass
+ where part <> 'done' or began_at < now() - $1 * interval '1 second'
+   for update skip locked
+
+-- :name begin
+update lane_pass set began_at = now(), part = 'jobs', at_tenant = 0, at_id = '00000000-0000-0000-0000-000000000000'
+
+-- :name page_of_jobs
+-- The lanes of the next $3 jobs behind ($1, $2), how many jobs there were, and the last of them.
+with page as materialized (
+    select j.tenant_id, j.id, j.lane_id, row_number() over (order by j.tenant_id, j.id) as n
+      from jobs j
+     where (j.tenant_id, j.id) > ($1, $2)
+     order by j.tenant_id, j.id
+     limit $3)
+select count(*)::int as rows, array_agg(distinct p.lane_id) as lanes,
+       (select l.tenant_id from page l order by l.n desc limit 1) as tenant_id,
+       (select l.id::text from page l order by l.n desc limit 1) as id
+  from page p
+
+-- :name page_of_runs
+-- The same of live runs: one that waits or runs may go through a lane that its job has left.
+with page as materialized (
+    select r.tenant_id, r.id, r.lane_id, row_number() over (order by r.tenant_id, r.id) as n
+      from runs r
+     where (r.tenant_id, r.id) > ($1, $2)
+     order by r.tenant_id, r.id
+     limit $3)
+select count(*)::int as rows, array_agg(distinct p.lane_id) as lanes,
+       (select l.tenant_id from page l order by l.n desc limit 1) as tenant_id,
+       (select l.id::text from page l order by l.n desc limit 1) as id
+  from page p
+
+-- :name mark
+-- These lanes are in use, those too that a server has used before it heard that they are retired. Each is written once a
+-- pass.
+with used as (
+    update lanes l set retired_at = null, seen_at = now() where l.id = any($1::int[]) and l.retired_at is not null
+)
+update lanes l set seen_at = now() where l.id = any($1::int[]) and l.retired_at is null and l.seen_at < $2
+
+-- :name go_on
+update lane_pass set at_tenant = $1, at_id = $2::text::uuid
+
+-- :name next_part
+update lane_pass set part = $1, at_tenant = 0, at_id = '00000000-0000-0000-0000-000000000000'
+
+-- :name remove
+-- Lanes that were retired $2 seconds before the pass began, which has not met them. Servers of a release that does not look
+-- keep all of them.
+delete from lanes l
+ where l.retired_at < $1::timestamptz - $2 * interval '1 second' and l.seen_at < $1::timestamptz
+   and not exists (select from servers where newest_migration < '0120' and seen_at > now() - interval '1 minute')
+
+-- :name retire
+-- Lanes that the pass has not met. That of workflow runs stays: the servers know it by its id.
+update lanes l set retired_at = now() where l.retired_at is null and l.seen_at < $1 and l.pool <> 'workflows'
