@@ -13,7 +13,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, Contention, NotFound
-from tocsin.flow.shared import audit, calendars, cold
+from tocsin.flow.shared import audit, calendars, cold, windows
 from tocsin.flow.shared.documents import instant, raw
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run, on_its_own, opened
@@ -188,11 +188,15 @@ async def get(db: Database, who: Identity, id_: str) -> dict[str, Any]:
 
 async def list_backfills(
     db: Database, who: Identity, job_id: str | None, state: str | None, before: str | None, limit: int
-) -> list[dict[str, Any]]:
-    """A tenant's backfills, newest first."""
-    async with db.tenant(who.tenant_id, "backfills") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, job_id, state, before, limit)
-    return [_document(row) for row in rows]
+) -> windows.Listed:
+    """A tenant's backfills, newest first. A page looks at a bounded number of them."""
+    given = {"tenant": who.tenant_id, "most": limit, "job": job_id, "state": state}
+    given |= {"low": windows.LOWEST, "high": before or windows.HIGHEST}
+    named = {"job": SQL["only_job"], "state": SQL["only_state"]}
+    only = [condition for name, condition in named.items() if given[name] is not None]
+    driver = None if job_id is None else SQL["only_job"]
+    looked = await windows.look(db, who, windows.Query("backfills", SQL["list"], SQL["floor"], given, only, driver))
+    return windows.Listed([_document(row) for row in looked.rows], looked.floor)
 
 
 def _document(row: Row) -> dict[str, Any]:

@@ -64,17 +64,36 @@ select b.id::text as id, b.job_id::text as job_id, j.name as job_name, b.state, 
                count(*) filter (where e.state in ('cancelled', 'skipped')) as cancelled
           from backfill_ends e
          where e.tenant_id = b.tenant_id and e.backfill_id = b.id) e
- where b.tenant_id = $1
 
 -- :name get
 -- :include shown
-   and b.id = $2
+ where b.tenant_id = $1 and b.id = $2
 
 -- :name list
+-- Of a range of ids, newest first. The conditions that are asked for are sections `only_…`.
 -- :include shown
-   and ($2::uuid is null or b.job_id = $2) and ($3::text is null or b.state = $3) and ($4::uuid is null or b.id < $4)
+ where b.tenant_id = $tenant and b.id >= $low::uuid and b.id < $high::uuid
+   $ONLY
  order by b.id desc
- limit $5
+ limit $most
+
+-- :name floor
+-- The id behind so many backfills; no row if there are fewer.
+select b.id::text
+  from backfills b
+ where b.tenant_id = $tenant and b.id >= $low::uuid and b.id < $high::uuid
+   $ONLY
+ order by b.id desc
+offset $window
+ limit 1
+
+-- :name only_job
+-- By its index: see history.sql for why that is said twice.
+and b.job_id = $job::uuid
+and (b.tenant_id, b.job_id, b.id) >= ($tenant, $job::uuid, $low::uuid)
+and (b.tenant_id, b.job_id, b.id) < ($tenant, $job::uuid, $high::uuid)
+-- :name only_state
+and b.state = $state
 
 -- :name lock
 select state from backfills where tenant_id = $1 and id = $2 for no key update

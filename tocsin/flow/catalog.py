@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -10,16 +10,27 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import NotFound
+from tocsin.flow.shared import windows
+from tocsin.flow.shared.nodes import workflow_ids
 from tocsin.model.access import Identity
 from tocsin.model.job import JobSpec, Schedule
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import describe, first_fire, hashes, seed_of, spread
+from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.zones import release_of, rules_of
 from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import encode
 
 SQL = Sql(__file__)
 Estimates = Callable[[str, datetime], datetime | None]  # when what is due then in this pool will start, if known
+_ONLY = {
+    "state": SQL["only_state"],
+    "pool": SQL["only_pool"],
+    "text": SQL["only_text"],
+    "tag": SQL["only_tag"],
+    "ids": SQL["only_ids"],
+}
+_CLOSED = SQL["only_closed"]
 _NO_STATS = {"ended": 0, "succeeded": 0, "dead": 0, "mean_ms": None, "longest_ms": None}
 
 
@@ -63,14 +74,36 @@ async def visible(db: Database, who: Identity, job_ids: Iterable[str]) -> set[st
 
 async def list_jobs(
     db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int, estimates: Estimates
-) -> list[dict[str, Any]]:
-    """Newest first."""
-    tag = msgspec.json.encode(filter_.tag).decode() if filter_.tag else None
-    async with db.tenant(who.tenant_id, "catalog") as connection:
-        rows = await connection.fetch(
-            SQL["list"], who.tenant_id, before, filter_.state, filter_.pool, filter_.text, tag, limit
-        )
-    return [_document(who, row, estimates) for row in rows]
+) -> windows.Listed:
+    """Newest first. A page looks at a bounded number of jobs."""
+    given: dict[str, Any] = filter_._asdict() | {
+        "tenant": who.tenant_id,
+        "most": limit,
+        "tag": msgspec.json.encode(filter_.tag).decode() if filter_.tag else None,
+        "low": windows.LOWEST,
+        "high": before or windows.HIGHEST,
+    }
+    if filter_.pool == WORKFLOW_POOL:
+        looked = await _workflows(db, who, given)
+    else:
+        looked = await windows.look(db, who, _query(given))
+    return windows.Listed([_document(who, row, estimates) for row in looked.rows], looked.floor)
+
+
+def _query(given: Mapping[str, Any]) -> windows.Query:
+    closed = given["state"] in ("paused", "cancelled")
+    named = _ONLY | {"state": _CLOSED} if closed else _ONLY
+    only = [condition for name, condition in named.items() if given.get(name) is not None]
+    return windows.Query("catalog", SQL["list"], SQL["floor"], given, only, _CLOSED if closed else None, exact=False)
+
+
+async def _workflows(db: Database, who: Identity, given: Mapping[str, Any]) -> windows.Looked:
+    """Among many jobs there are few workflows: those that match are looked for among the newest of them."""
+    most = windows.WINDOWS[0]
+    ids = await workflow_ids(db, who.tenant_id, given["high"], most)
+    looked = await windows.look(db, who, _query({**given, "pool": None, "ids": ids}))
+    floor = ids[-1] if len(ids) == most and len(looked.rows) < given["most"] else None
+    return windows.Looked(looked.rows, floor)
 
 
 def new_documents(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import msgspec
 
 from tocsin.clock import iso
 from tocsin.errors import Conflict, Forbidden, NotFound
-from tocsin.flow.shared import audit, cold, noderuns
+from tocsin.flow.shared import audit, cold, noderuns, windows
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.jobs import key_of_run
 from tocsin.flow.shared.joins import parents_at
@@ -25,14 +25,22 @@ from tocsin.wire import decode_job_spec
 
 SQL = Sql(__file__)
 MOST_PER_CALL = 5000
+_ONLY = {"error_class": SQL["only_error_class"], "job": SQL["only_job"]}
 
 
 async def list_dead(
     db: Database, who: Identity, job: str | None, error_class: str | None, before: str | None, limit: int
-) -> list[dict[str, Any]]:
-    """Newest first."""
-    async with db.tenant(who.tenant_id, "dead") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, before, job, error_class, limit)
+) -> windows.Listed:
+    """Newest first. A page looks at a bounded number of letters."""
+    given = {"tenant": who.tenant_id, "most": limit, "job": job, "error_class": error_class}
+    given |= {"low": windows.LOWEST, "high": before or windows.HIGHEST}
+    only = [condition for name, condition in _ONLY.items() if given[name] is not None]
+    query = windows.Query("dead", SQL["list"], SQL["floor"], given, only, next(iter(only), None))
+    looked = await windows.look(db, who, query)
+    return windows.Listed(_letters(looked.rows), looked.floor)
+
+
+def _letters(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [
         {
             "id": row["id"],

@@ -1,12 +1,33 @@
 -- :name list
+-- Of a range of ids, newest first. The conditions that are asked for are sections `only_…`.
 select d.run_id::text as id, d.job_id::text as job_id, j.name as job_name, d.job_version, d.died_at, d.error_class,
        d.error, d.args, d.tags::text as tags
   from dead_letters d
   left join lateral (select * from jobs j where j.tenant_id = d.tenant_id and j.id = d.job_id limit 1) j on true
- where d.tenant_id = $1 and ($2::uuid is null or d.run_id < $2) and ($3::uuid is null or d.job_id = $3)
-   and ($4::text is null or d.error_class = $4)
+ where d.tenant_id = $tenant and d.run_id >= $low::uuid and d.run_id < $high::uuid
+   $ONLY
  order by d.run_id desc
- limit $5
+ limit $most
+
+-- :name floor
+-- The id behind so many letters; no row if there are fewer.
+select d.run_id::text
+  from dead_letters d
+ where d.tenant_id = $tenant and d.run_id >= $low::uuid and d.run_id < $high::uuid
+   $ONLY
+ order by d.run_id desc
+offset $window
+ limit 1
+
+-- :name only_job
+-- By its index: see history.sql for why that is said twice.
+and d.job_id = $job::uuid
+and (d.tenant_id, d.job_id, d.run_id) >= ($tenant, $job::uuid, $low::uuid)
+and (d.tenant_id, d.job_id, d.run_id) < ($tenant, $job::uuid, $high::uuid)
+-- :name only_error_class
+and d.error_class = $error_class
+and (d.tenant_id, d.error_class, d.run_id) >= ($tenant, $error_class, $low::uuid)
+and (d.tenant_id, d.error_class, d.run_id) < ($tenant, $error_class, $high::uuid)
 
 -- :name take
 -- The letters leave in the transaction that redrives or discards them.
@@ -77,17 +98,26 @@ select o.*, j.id::text as id, j.key_template, j.spec,
   from ((select true as live, r.id::text as run_id, r.job_id, r.state, r.priority, r.args,
                 coalesce(r.logical_at, r.scheduled_for) as logical_at
            from runs r
-          where r.tenant_id = $1 and r.job_id = $2 and (r.id = $3 or r.workflow_run_id = $3)
+          where r.tenant_id = $1 and r.job_id = $2 and r.id = $3)
+        union all
+        (select true, r.id::text, r.job_id, r.state, r.priority, r.args, coalesce(r.logical_at, r.scheduled_for)
+           from runs r
+          where r.tenant_id = $1 and r.job_id = $2 and r.workflow_run_id = $3
           order by r.id
           limit 1)
         union all
         (select false, h.run_id::text, h.job_id, h.state, h.priority, h.args, coalesce(h.logical_at, h.scheduled_for)
            from history h
-          where h.tenant_id = $1 and h.job_id = $2 and (h.run_id = $3 or h.workflow_run_id = $3) and h.final
+          where h.tenant_id = $1 and h.job_id = $2 and h.workflow_run_id = $3 and h.final
             -- A second head, which did nothing.
-            and not (h.state = 'skipped' and h.workflow_run_id is not null)
+            and h.state <> 'skipped'
           order by h.run_id desc
           limit 1)
+        union all
+        (select false, h.run_id::text, h.job_id, h.state, h.priority, h.args, coalesce(h.logical_at, h.scheduled_for)
+           from history h
+          where h.tenant_id = $1 and h.job_id = $2 and h.run_id = $3 and h.final
+            and not (h.state = 'skipped' and h.workflow_run_id is not null))
         limit 1) o
  cross join lateral (select * from jobs j where j.tenant_id = $1 and j.id = o.job_id limit 1) j
 

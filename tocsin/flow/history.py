@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tocsin.errors import NotFound, ServerFault
-from tocsin.flow.shared import cold, lanes
+from tocsin.flow.shared import cold, lanes, windows
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw, run_document
 from tocsin.flow.shared.parcels import Parcels
 from tocsin.model.access import Identity
@@ -25,16 +25,46 @@ _MOST_WAVES = 12  # of files that one call looks through: about a year of a tena
 
 # What each thing that may be asked for means to files.
 _ONLY = {
-    "before": SQL["only_before"],
     "job": SQL["only_job"],
     "state": SQL["only_state"],
     "outcome": SQL["only_outcome"],
     "error_class": SQL["only_error_class"],
     "worker": SQL["only_worker"],
     "tag": SQL["only_tag"],
-    "since": SQL["only_since"],
-    "until": SQL["only_until"],
 }
+
+
+class _Side(NamedTuple):
+    """One of the two tables: its statements, and its filters. Those of `indexed` have an index of their own, the most
+    selective first."""
+
+    rows: str
+    floor: str
+    only: Mapping[str, str]
+    indexed: Sequence[str]
+
+
+_LIVE = _Side(
+    SQL["list_live"],
+    SQL["floor_live"],
+    {"job": SQL["live_job"], "state": SQL["live_state"], "worker": SQL["live_worker"], "tag": SQL["live_tag"]},
+    ("worker", "job"),
+)
+_ENDED = _Side(
+    SQL["list_ended"],
+    SQL["floor_ended"],
+    {
+        "job": SQL["ended_job"],
+        "state": SQL["ended_state"],
+        "outcome": SQL["ended_outcome"],
+        "error_class": SQL["ended_error_class"],
+        "worker": SQL["ended_worker"],
+        "tag": SQL["ended_tag"],
+    },
+    ("error_class", "outcome", "state", "job"),
+)
+# Most runs succeed: an index of those would cost each report a write.
+_SUCCEEDED = {"state": SQL["ended_state_succeeded"], "outcome": SQL["ended_outcome_succeeded"]}
 
 
 class RunFilter(NamedTuple):
@@ -48,13 +78,6 @@ class RunFilter(NamedTuple):
     tag: dict[str, str] | None = None
     from_: datetime | None = None
     to: datetime | None = None
-
-
-class Listed(NamedTuple):
-    """Runs, newest first. `rest`: where to go on if there was more to look through than one call does."""
-
-    items: list[dict[str, Any]]
-    rest: str | None = None
 
 
 async def get_run(
@@ -85,32 +108,54 @@ async def get_run(
 
 async def list_runs(
     db: Database, parquet: Parquet, who: Identity, filter_: RunFilter, before: str | None, limit: int
-) -> Listed:
+) -> windows.Listed:
     """Newest first, over live, ended and archived runs."""
-    given = _given(filter_, before)
+    given = _given(who, filter_, before, limit)
+    # In this order: a run that ends, or a day that is archived, between two of them is found twice, and never missed.
+    looked = [await _look(db, who, side, given) for side in _sides(filter_)]
+    runs = {row["id"]: run_document(row) for side in looked for row in side.rows}
+    floors = [side.floor for side in looked if side.floor is not None]
+    filled = sorted(runs, reverse=True)[limit - 1 : limit]  # the last run of the page, if the page is full already
+    lowest = max(floors + filled, default=None)
     async with db.tenant(who.tenant_id, "history") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, *given.values(), limit)
-        # After the rows: a day that was archived between the two is found twice then, and not never.
-        found = await _archived(connection, who, given, rows[-1]["id"] if len(rows) == limit else None)
-    runs = {row["id"]: run_document(row) for row in rows}
-    rest = await _add_archived(parquet, found, runs, {"tenant": who.tenant_id, "most": limit} | given)
+        found = await _archived(connection, who, given, lowest)
+    rest = max(filter(None, (await _add_archived(parquet, found, runs, given), *floors)), default=None)
     newest = sorted((id_ for id_ in runs if rest is None or id_ >= rest), reverse=True)[:limit]
-    return Listed([runs[id_] for id_ in newest], None if len(newest) == limit else rest)
+    return windows.Listed([runs[id_] for id_ in newest], None if len(newest) == limit else rest)
 
 
-def _given(filter_: RunFilter, before: str | None) -> dict[str, Any]:
-    """What is asked for, in the order of `list`."""
+def _given(who: Identity, filter_: RunFilter, before: str | None, most: int) -> dict[str, Any]:
+    """The parameters of a list: the filters, None where not asked for, and between which ids runs are asked for."""
+    since, until = (None if at is None else lowest_id(at) for at in (filter_.from_, filter_.to))
     return {
-        "before": before,
+        "tenant": who.tenant_id,
+        "most": most,
         "job": filter_.job,
         "state": filter_.state,
         "outcome": filter_.outcome,
         "error_class": filter_.error_class,
         "worker": filter_.worker,
         "tag": msgspec.json.encode(filter_.tag).decode() if filter_.tag else None,
-        "since": lowest_id(filter_.from_) if filter_.from_ else None,
-        "until": lowest_id(filter_.to) if filter_.to else None,
+        # No run is older than its job.
+        "low": max(filter(None, (since, filter_.job, windows.LOWEST))),
+        "high": min(filter(None, (until, before, windows.HIGHEST))),
     }
+
+
+def _sides(filter_: RunFilter) -> list[_Side]:
+    """The tables that may have such runs, live ones first."""
+    live = filter_.state in (None, *LIVE) and filter_.outcome is None and filter_.error_class is None
+    ended = filter_.state not in LIVE
+    return [side for side, has in ((_LIVE, live), (_ENDED, ended)) if has]
+
+
+async def _look(db: Database, who: Identity, side: _Side, given: Mapping[str, Any]) -> windows.Looked:
+    """Read one table by the index of its most selective filter."""
+    common = {name for name in _SUCCEEDED if side is _ENDED and given[name] == "succeeded"}
+    asked = {name: only for name, only in side.only.items() if given[name] is not None}
+    driver = next((asked[name] for name in side.indexed if name in asked and name not in common), None)
+    only = [_SUCCEEDED[name] if name in common else condition for name, condition in asked.items()]
+    return await windows.look(db, who, windows.Query("history", side.rows, side.floor, given, only, driver))
 
 
 async def _archived(
@@ -119,14 +164,12 @@ async def _archived(
     """Files that may hold some of the runs, of which the page has those down to `lowest` already."""
     if given["state"] in LIVE:
         return []
-    # No run is older than its job.
-    first = max(filter(None, (given["since"], given["job"], lowest)), default=None)
-    last = min(filter(None, (given["until"], given["before"])), default=None)
+    first = max(filter(None, (given["low"], lowest)))
     return await cold.files(
         connection,
         [who.tenant_id],
-        cold.day_of(first) if first else cold.FIRST_DAY,
-        cold.day_before(last) if last else cold.LAST_DAY,
+        cold.day_of(first) if first > windows.LOWEST else cold.FIRST_DAY,
+        cold.day_before(given["high"]) if given["high"] < windows.HIGHEST else cold.LAST_DAY,
     )
 
 

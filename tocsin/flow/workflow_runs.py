@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 from tocsin.errors import NotFound
-from tocsin.flow.shared import cold
+from tocsin.flow.shared import cold, windows
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw
+from tocsin.flow.shared.nodes import workflow_ids
 from tocsin.model.access import Identity
 from tocsin.model.graph import Graph, critical_path
 from tocsin.model.packed import shown, size_of
@@ -22,6 +23,7 @@ SQL = Sql(__file__, cold.SQL)
 _Row: TypeAlias = Row | Mapping[str, Any]
 _LONGEST = timedelta(days=8)  # a workflow run may take a week
 _SHOWN = 4_096  # bytes of a node's result
+_MOST_WORKFLOWS = 1_000  # whose runs one list merges: the newest
 _LOOKED_AT = 1_000  # workflow runs for one page of those in a state
 _NOT_BEGUN: dict[str, Any] = dict.fromkeys(
     ("job_id", "run_id", "reason", "blocked_by", "started_at", "finished_at", "error_class", "error")
@@ -146,23 +148,19 @@ def _is_element(row: Mapping[str, Any]) -> bool:
 # ── documents ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Listed(NamedTuple):
-    """Workflow runs, and after which one to go on if not all were looked at."""
-
-    items: list[dict[str, Any]]
-    rest: str | None
-
-
 async def list_(
     db: Database, who: Identity, workflow: str | None, state: str | None, before: str | None, limit: int
-) -> Listed:
+) -> windows.Listed:
     """Newest first, without their graphs. In what state one is says its last head: so many are looked at, at most."""
     most = limit if state is None else max(limit, _LOOKED_AT)
+    below = before or windows.HIGHEST
+    # No run is older than its workflow.
+    ids = [workflow] if workflow else await workflow_ids(db, who.tenant_id, below, _MOST_WORKFLOWS)
     async with db.tenant(who.tenant_id, "workflow_runs") as connection:
-        rows = await connection.fetch(SQL["list"], who.tenant_id, workflow, before, most)
+        rows = await connection.fetch(SQL["list"], who.tenant_id, ids, below, most)
     found = [row for row in rows if state is None or row["state"] == state][:limit]
     rest = rows[-1]["id"] if len(rows) == most and len(found) < limit else None
-    return Listed([_summary(row, row, row["workflow_id"], row["name"], row["retries"]) for row in found], rest)
+    return windows.Listed([_summary(row, row, row["workflow_id"], row["name"], row["retries"]) for row in found], rest)
 
 
 def _summary(first: _Row, last: _Row, workflow_id: str, name: str, retries: int) -> dict[str, Any]:

@@ -51,10 +51,16 @@ select o.spec::text from job_versions o where o.tenant_id = $1 and o.job_id = $2
 select f.*, f.id::text as id
   from (
 -- :include live_head
- where r.tenant_id = $1 and r.job_id = $3 and (r.id = $2 or r.workflow_run_id = $2)
+ where r.tenant_id = $1 and r.job_id = $3 and r.id = $2
+union all
+-- :include live_head
+ where r.tenant_id = $1 and r.job_id = $3 and r.workflow_run_id = $2 and r.id <> $2
 union all
 -- :include ended_head
- where h.tenant_id = $1 and h.job_id = $3 and (h.run_id = $2 or h.workflow_run_id = $2) and h.final) f
+ where h.tenant_id = $1 and h.job_id = $3 and h.run_id = $2 and h.final
+union all
+-- :include ended_head
+ where h.tenant_id = $1 and h.job_id = $3 and h.workflow_run_id = $2 and h.run_id <> $2 and h.final) f
  order by f.id
 
 -- :name node_runs
@@ -106,14 +112,9 @@ select origin_run_id, state, count(*)::int as runs, min(started_at) as started_a
 
 -- :name list
 -- Workflow runs, the newest first: their first heads, each with what became of its last one.
---   $1 tenant  $2 workflow  $3 before  $4 limit
+--   $1 tenant  $2 workflows  $3 before  $4 limit
 with workflow as materialized (
-    select j.id, j.name
-      from jobs j
-     where j.tenant_id = $1 and j.lane_id in (select l.id from lanes l where l.pool = 'workflows')
-       and ($2::uuid is null or j.id = $2)
-     order by j.id desc
-     limit 1000
+    select j.id, j.name from jobs j where j.tenant_id = $1 and j.id = any($2::uuid[])
 ),
 first as materialized (
     select f.*
@@ -121,15 +122,21 @@ first as materialized (
      cross join lateral (
             select f.id, f.job_id, w.name, f.trigger, f.scheduled_for, f.logical_at, f.started_at
               from (
+                    -- By the index of the job's runs: see catalog.sql for why that is said twice.
                     (select * from (
 -- :include live_head
-                     where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null
-                       and ($3::uuid is null or r.id < $3)) live)
+                     where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null and r.id < $3::uuid
+                       and (r.job_id, r.id) >= (w.id, w.id) and (r.job_id, r.id) < (w.id, $3::uuid)
+                     order by r.id desc
+                     limit $4) live)
                     union all
                     (select * from (
 -- :include ended_head
                      where h.tenant_id = $1 and h.job_id = w.id and h.workflow_run_id is null and h.final
-                       and ($3::uuid is null or h.run_id < $3)) ended)) f
+                       and h.run_id >= w.id and h.run_id < $3::uuid
+                       and (h.job_id, h.run_id) >= (w.id, w.id) and (h.job_id, h.run_id) < (w.id, $3::uuid)
+                     order by h.run_id desc
+                     limit $4) ended)) f
              order by f.id desc
              limit $4) f
      order by f.id desc
@@ -142,10 +149,16 @@ select f.id::text as id, f.job_id::text as workflow_id, f.name, f.trigger, f.sch
         select o.*, (count(*) over () - 1)::int as retries
           from (
 -- :include live_head
-                 where r.tenant_id = $1 and r.job_id = f.job_id and (r.id = f.id or r.workflow_run_id = f.id)
+                 where r.tenant_id = $1 and r.job_id = f.job_id and r.id = f.id
+                union all
+-- :include live_head
+                 where r.tenant_id = $1 and r.job_id = f.job_id and r.workflow_run_id = f.id and r.id <> f.id
                 union all
 -- :include ended_head
-                 where h.tenant_id = $1 and h.job_id = f.job_id and (h.run_id = f.id or h.workflow_run_id = f.id)
+                 where h.tenant_id = $1 and h.job_id = f.job_id and h.run_id = f.id and h.final
+                union all
+-- :include ended_head
+                 where h.tenant_id = $1 and h.job_id = f.job_id and h.workflow_run_id = f.id and h.run_id <> f.id
                    and h.final) o
          -- A second head, which was skipped because there was one, is none.
          where o.state <> 'skipped' or o.workflow_run_id is null

@@ -18,7 +18,7 @@ from tocsin.flow.shared.transitions import Key
 from tocsin.model.access import Identity
 from tocsin.model.ids import new_ids
 from tocsin.model.job import JobSpec
-from tocsin.store.db import Connection, Row, Sql, UniqueViolation, sparse_columns
+from tocsin.store.db import Connection, Database, Row, Sql, UniqueViolation, sparse_columns
 from tocsin.wire import encode
 
 SQL = Sql(__file__)
@@ -42,6 +42,11 @@ class Nodes(NamedTuple):
             if refusal := lanes.refusal(f"jobs.{node}.pool", key, who.tenant_id):
                 raise refusal
         return cls(specs, {node: known[key] for node, key in keys.items()})
+
+
+async def workflow_ids(db: Database, tenant_id: int, below: str, most: int) -> list[str]:
+    """Return the ids of a tenant's newest workflows below an id. Run as the engine: the caller applies the scope."""
+    return [row["id"] for row in await db.fetch("engine", SQL["workflow_ids"], tenant_id, below, most)]
 
 
 async def store(connection: Connection, who: Identity, workflow_id: str, nodes: Nodes, *, paused: bool = False) -> None:

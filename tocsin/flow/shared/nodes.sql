@@ -104,3 +104,21 @@ returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order
 update jobs
    set state = 'cancelled', ended_at = now(), updated_at = now()
  where tenant_id = $1 and workflow_id = $2 and state in ('active', 'paused')
+
+-- :name workflow_ids
+-- The newest $3 workflows below $2, by the index of their nodes: from one to the next, not through all jobs.
+with recursive w(id) as (
+    (select j.workflow_id from jobs j
+      where j.tenant_id = $1 and j.workflow_id < $2::uuid
+      order by j.workflow_id desc
+      limit 1)
+    union all
+    select n.id
+      from w
+     cross join lateral (
+            select j.workflow_id as id from jobs j
+             where j.tenant_id = $1 and j.workflow_id < w.id
+             order by j.workflow_id desc
+             limit 1) n
+)
+select w.id::text as id from w limit $3

@@ -29,6 +29,7 @@ from tocsin.errors import (
 )
 from tocsin.flow import catalog, history
 from tocsin.flow.shared.idempotency import Wish, digest, wish_of
+from tocsin.flow.shared.windows import Listed
 from tocsin.model.access import Identity, Kept, allowed, kept_by
 from tocsin.model.ids import parse_id
 from tocsin.model.scalars import Instant
@@ -204,6 +205,12 @@ def page(items: list[dict[str, Any]], limit: int, key: str = "id") -> dict[str, 
     """A list's answer; one row more than `limit` was asked for, and tells whether there is a next page."""
     more = len(items) > limit
     return {"items": items[:limit], "next_cursor": str(items[limit - 1][key]) if more else None}
+
+
+def listed(found: Listed, limit: int) -> dict[str, Any]:
+    """A list's answer, likewise. A page that ended before it was full has a cursor, too."""
+    shown = page(found.items, limit)
+    return shown | {"next_cursor": shown["next_cursor"] or found.rest}
 
 
 def limit_of(query: dict[str, str]) -> int:

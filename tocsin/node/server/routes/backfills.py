@@ -17,7 +17,7 @@ from tocsin.model.backfill import MOST, State
 from tocsin.model.job import JobSpec, check
 from tocsin.model.packed import LARGE
 from tocsin.model.targets import ProcessTarget
-from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, page
+from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, listed
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import BackfillRequest, Reason, Why, decode_backfill, encode
@@ -79,7 +79,7 @@ async def list_backfills(call: Call) -> Reply:
     found = await backfill.list_backfills(
         call.node.db, call.who, id_of(query, "job"), state, cursor_of(query), limit + 1
     )
-    return answer(page(found, limit))
+    return answer(listed(found, limit))
 
 
 @route("GET", "/v1/backfills/{id}", "jobs.read")

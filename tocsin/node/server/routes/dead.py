@@ -11,7 +11,7 @@ from tocsin.flow import dead
 from tocsin.flow.dead import Chosen, Redriven
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.model.ids import parse_id
-from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, page
+from tocsin.node.server.http import Call, answer, cursor_of, id_of, limit_of, listed
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, route
 from tocsin.wire import Letters
@@ -23,10 +23,10 @@ _letters = msgspec.json.Decoder(Letters).decode
 async def list_dead(call: Call) -> Reply:
     query = call.query("job", "error_class", "limit", "cursor")
     limit = limit_of(query)
-    letters = await dead.list_dead(
+    found = await dead.list_dead(
         call.node.db, call.who, id_of(query, "job"), query.get("error_class"), cursor_of(query), limit + 1
     )
-    return answer(page(letters, limit))
+    return answer(listed(found, limit))
 
 
 @route("POST", "/v1/dead-letters/redrive", "runs.operate")

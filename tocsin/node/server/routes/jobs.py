@@ -15,7 +15,7 @@ from tocsin.flow.shared.transitions import Controlled
 from tocsin.flow.submit import NotSealed, RunsRequest, Stored, job_request
 from tocsin.model.job import RunRequest
 from tocsin.model.packed import LARGE
-from tocsin.node.server.http import Call, answer, cursor_of, limit_of, page, tag_of
+from tocsin.node.server.http import Call, answer, cursor_of, limit_of, listed, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.edits import documents_again
 from tocsin.node.server.routes.keeping import kept, may_be_apart
@@ -49,7 +49,7 @@ async def list_jobs(call: Call) -> Reply:
     limit = limit_of(query)
     wanted = JobFilter(query.get("state"), query.get("pool"), query.get("q"), tag_of(query))
     found = await catalog.list_jobs(call.node.db, call.who, wanted, cursor_of(query), limit + 1, call.estimates)
-    return answer(page(found, limit))
+    return answer(listed(found, limit))
 
 
 @route("GET", "/v1/jobs/{id}", "jobs.read")

@@ -8,7 +8,7 @@ from tocsin.errors import NotFound
 from tocsin.flow import control, dead, explain, history, parents
 from tocsin.flow.history import RunFilter
 from tocsin.flow.shared.idempotency import Replay
-from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, page, tag_of
+from tocsin.node.server.http import Call, answer, cursor_of, id_of, instant_of, limit_of, listed, tag_of
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.table import REPLAYED, controlled, route
 from tocsin.wire import Completion, Nothing, Reason
@@ -40,9 +40,8 @@ async def list_runs_of(call: Call, job: str | None) -> Reply:
     )
     node = call.node
     found = await history.list_runs(node.db, node.parquet, call.who, wanted, cursor_of(query), limit + 1)
-    shown = page(found.items, limit)
-    shown["items"] = await call.in_scope(shown["items"])
-    return answer(shown | {"next_cursor": shown["next_cursor"] or found.rest})
+    shown = listed(found, limit)
+    return answer(shown | {"items": await call.in_scope(shown["items"])})
 
 
 @route("GET", "/v1/runs/{id}", "runs.read")

@@ -19,7 +19,7 @@ from tocsin.model.graph import MOST_NODES
 from tocsin.model.states import LIVE
 from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.workflow import WorkflowSpec, check, head_spec, node_specs
-from tocsin.node.server.http import Call, answer, cursor_of, decode_json, id_of, limit_of, page
+from tocsin.node.server.http import Call, answer, cursor_of, decode_json, id_of, limit_of, listed
 from tocsin.node.server.protocol import Reply
 from tocsin.node.server.routes.backfills import backfill_of
 from tocsin.node.server.routes.edits import documents_again, located
@@ -133,7 +133,7 @@ async def list_workflows(call: Call) -> Reply:
     limit = limit_of(query)
     wanted = JobFilter(query.get("state"), WORKFLOW_POOL, query.get("q"))
     found = await catalog.list_jobs(call.node.db, call.who, wanted, cursor_of(query), limit + 1, call.estimates)
-    return answer(page([_document(job) for job in found], limit))
+    return answer(listed(found._replace(items=[_document(job) for job in found.items]), limit))
 
 
 @route("GET", "/v1/workflows/{id}", "jobs.read")
@@ -217,8 +217,7 @@ async def list_workflow_runs(call: Call) -> Reply:
     limit = limit_of(query)
     wanted = id_of(query, "workflow"), query.get("state"), cursor_of(query)
     found = await workflow_runs.list_(call.node.db, call.who, *wanted, limit + 1)
-    shown = page(found.items, limit)
-    return answer(shown | {"next_cursor": shown["next_cursor"] or found.rest})
+    return answer(listed(found, limit))
 
 
 @route("GET", "/v1/workflow-runs/{id}", "runs.read")

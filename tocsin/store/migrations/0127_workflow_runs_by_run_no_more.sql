@@ -1,0 +1,2 @@
+-- post: `history_heads` begins with the same column.
+drop index history_workflow;
