@@ -91,6 +91,7 @@ FRAGMENTS = {
     "family",
     "part",
     "ended_with",
+    "with_ends",
     "only_job",
     "only_state",
 }

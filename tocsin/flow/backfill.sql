@@ -50,7 +50,7 @@ select b.id::text
 insert into backfills (tenant_id, id, job_id, from_at, to_at, plan, next_at, total, max_concurrency, priority, args, rerun)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 
--- :name shown
+-- :name with_ends
 -- With what has ended and was not taken up yet, so that the numbers add up at any moment.
 select b.id::text as id, b.job_id::text as job_id, j.name as job_name, b.state, b.from_at, b.to_at, b.rerun, b.total, b.made,
        (select count(*) from runs r where r.tenant_id = b.tenant_id and r.backfill_id = b.id) as live,
@@ -66,12 +66,12 @@ select b.id::text as id, b.job_id::text as job_id, j.name as job_name, b.state, 
          where e.tenant_id = b.tenant_id and e.backfill_id = b.id) e
 
 -- :name get
--- :include shown
+-- :include with_ends
  where b.tenant_id = $1 and b.id = $2
 
 -- :name list
 -- Of a range of ids, newest first. The conditions that are asked for are sections `only_…`.
--- :include shown
+-- :include with_ends
  where b.tenant_id = $tenant and b.id >= $low::uuid and b.id < $high::uuid
    $ONLY
  order by b.id desc
