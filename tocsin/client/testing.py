@@ -25,7 +25,7 @@ from tocsin import wire
 from tocsin.client.app import App, Function
 from tocsin.client.context import Context, Saving, in_async_code
 from tocsin.client.declared import Moment, moment
-from tocsin.client.failures import Failure, Length, meaning, seconds_of
+from tocsin.client.failures import Failure, Length, meaning, seconds_of, text_of
 from tocsin.client.job import Answer, Run, Runs
 from tocsin.client.stream import id_of
 from tocsin.client.testing_workflows import WorkflowProgress
@@ -234,7 +234,7 @@ class Testing:
                     self._loop = self._loop or asyncio.Runner()
                     result = self._loop.run(result)
             except Exception as exc:
-                self._fail(run, meaning(exc), str(exc))
+                self._fail(run, meaning(exc), text_of(exc))
             else:
                 self._succeed(run, result)
         return list(played.values())
@@ -248,7 +248,7 @@ class Testing:
                 else:  # in a thread, as on a worker: there it may submit and block
                     result = await asyncio.to_thread(self._invoke, run)
             except Exception as exc:
-                self._fail(run, meaning(exc), str(exc))
+                self._fail(run, meaning(exc), text_of(exc))
             else:
                 self._succeed(run, result)
         return list(played.values())

@@ -65,8 +65,8 @@ def run_forever(loop: asyncio.AbstractEventLoop) -> NoReturn:
     while True:
         try:
             loop.run_forever()
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
+        except BaseException as exc:
+            print(f"tocsin: {dotted(type(exc))} left the event loop, which goes on", file=sys.__stderr__)
 
 
 def main() -> None:

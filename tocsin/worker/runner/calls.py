@@ -294,10 +294,10 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
         step: Callable[[Any], Any] = coroutine.send
         try:
             given = yield waits_for
-        except GeneratorExit:  # of our own task; one that the function raises is its end like any other
-            coroutine.close()
-            raise
         except BaseException as exc:
+            if isinstance(exc, GeneratorExit) and not _runs(run.task):  # the task is thrown away, not woken
+                coroutine.close()
+                raise
             step, given = coroutine.throw, exc
         try:
             waits_for = context.run(step, given)
@@ -305,6 +305,14 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
             return calls.settle_async(run, end.value, None)
         except BaseException as exc:
             return calls.settle_async(run, None, exc)
+
+
+def _runs(task: asyncio.Task[None] | None) -> bool:
+    """Whether this is called in a step of the task."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no loop runs any more
+        return False
 
 
 class _Early:
