@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from tests.flow.kit import Scene, WorkerHand
 from tests.flow.test_reap import lapse
+from tocsin.flow import logs
 
 
 @pytest.fixture
@@ -232,3 +234,21 @@ async def test_a_line_of_any_content_and_time_can_be_read_back(scene: Scene, hel
     found = await texts(scene, run)
     assert found[:2] == ["nan", "late"] and len(found[2]) == 65_536
     assert found[3] == "half \\ud800 nul \x00"
+
+
+async def test_a_batch_is_compressed_beside_the_event_loop_by_its_size_not_by_its_lines(
+    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = held
+    threads: list[str] = []
+    write = logs.write
+
+    def noted(parts: Any) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return write(parts)
+
+    monkeypatch.setattr(logs, "write", noted)
+    await worker.ship(chunk(run, 0, "short"))
+    await worker.ship(chunk(run, 1, *["x" * 16_000] * 60))
+    await worker.ship(chunk(run, 61, *[""] * 600))
+    assert threads == ["MainThread", "tocsin-logs", "tocsin-logs"]

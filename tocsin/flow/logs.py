@@ -23,7 +23,7 @@ _MOST_LINE, _MOST_NAME = 65_536, 16  # characters of a text; of a stream and a l
 _MOST_CHUNKS = 64
 _MOST_ROUNDS = 3
 _MOST_PROBES = 100_000  # look-ups of late chunks that do not name their tenant, in one shipment
-_FEW = 500  # lines
+_LITTLE, _PER_LINE = 16 * 1024, 32  # characters that take about a millisecond to compress, and what each line adds
 _MOST_READ = 262_144  # characters in one answer
 # One thread: more would only take the interpreter, and its words out of the processor's cache, from each other.
 _WRITER = ThreadPoolExecutor(1, thread_name_prefix="tocsin-logs")
@@ -61,7 +61,7 @@ async def _store(db: Database, objects: ObjectStore, fresh: list[_Fresh]) -> boo
     key = loose_object(fresh[0].run_id, id_)
     used: Counter[int] = Counter()
     parts = list(_parts(fresh, used))
-    if sum(part.counted for part in parts) < _FEW:
+    if sum(len(line[3]) + _PER_LINE for part in parts for line in part.lines) <= _LITTLE:
         body, segments = write(parts)
     else:  # it takes a while
         body, segments = await asyncio.get_running_loop().run_in_executor(_WRITER, write, parts)

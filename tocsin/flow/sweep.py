@@ -30,6 +30,7 @@ from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.telemetry import MISSED
 
 SQL = Sql(__file__)
+_FORGOTTEN = 5_000  # idempotency records that one statement drops
 _JOINING = 200  # runs that wait for others, looked at in one turn
 _KEYS = 200  # limits and jobs that runs wait for, looked at and locked at once
 _REPLACED = 100  # jobs whose earlier runs are stopped in one turn
@@ -172,6 +173,13 @@ async def _end(connection: Connection, rows: list[Row], state: str, reason: str)
     return hints(await release(connection, freed)) + (await settle(connection, ended)).hints
 
 
-async def forget_keys(db: Database) -> None:
-    """Drop idempotency records older than a day."""
-    await db.fetch("engine", IDEMPOTENCY["forget"])
+async def forget_keys(db: Database, batch: int = _FORGOTTEN, most: int = 10 * _FORGOTTEN) -> int:
+    """Drop idempotency records older than a day, a batch at a time, each in a transaction of its own: what went stays
+    gone, whatever happens to the next batch. Return how many went, at most `most`."""
+    gone = 0
+    while gone < most:
+        found: int = await db.fetchval("engine", IDEMPOTENCY["forget"], batch)
+        gone += found
+        if found < batch:
+            break
+    return gone

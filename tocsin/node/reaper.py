@@ -222,12 +222,13 @@ class Caretaker(Loop):
         await self._room.look()
         if self._partition_missing:
             await self._make_missing()
-        if self._turn % 12 == 0:
-            await events.tidy(self._db)
-        if self._turn % 60 == 0:
+        # Counted before the work: what fails now must not keep the rest from its turn.
+        turn, self._turn = self._turn, self._turn + 1
+        if turn % 60 == 0:
             await partitions.make_ahead(self._db)
-            await sweep.forget_keys(self._db)
-        self._turn += 1
+        if turn % 12 == 0:
+            await events.tidy(self._db)
+        await sweep.forget_keys(self._db)
         return 5.0
 
     async def _show_life(self) -> None:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from tocsin.errors import Contention, InvalidInput
+from tocsin.flow.shared.memory import Memory
 from tocsin.model.calendars import Calendar
 from tocsin.model.job import Schedule
 from tocsin.store.db import Connection, Sql, columns
 
 SQL = Sql(__file__)
-_MOST_KNOWN = 10_000
 _decode = msgspec.json.Decoder(Calendar).decode
 
 
@@ -41,7 +41,8 @@ class Use(NamedTuple):
 
 
 # By what they hold, not by their number: two databases of one process may have the same name and version.
-_kept: dict[CalendarKey, tuple[str, Calendar]] = {}
+_kept: Memory[CalendarKey, tuple[str, Calendar]] = Memory(64 * 1024 * 1024)
+_DECODED = 8  # a decoded calendar takes so many times the bytes of its document
 
 
 def key_of(tenant_id: int, schedule: Schedule | None) -> CalendarKey | None:
@@ -54,15 +55,15 @@ async def read(connection: Connection, keys: Iterable[CalendarKey | None]) -> di
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return {}
-    known = [(*key, _kept[key][0] if key in _kept else None) for key in wanted]
+    kept = {key: known for key in wanted if (known := _kept.get(key)) is not None}  # others may change it meanwhile
+    asked = [(*key, kept[key][0] if key in kept else None) for key in wanted]
     found: dict[CalendarKey, Known] = {}
-    for row in await connection.fetch(SQL["read"], *columns(known, 3)):
+    for row in await connection.fetch(SQL["read"], *columns(asked, 3)):
         key = CalendarKey(row["tenant_id"], row["name"])
         if row["document"] is not None:
-            if len(_kept) >= _MOST_KNOWN:
-                _kept.clear()
-            _kept[key] = row["digest"], _decode(row["document"])
-        found[key] = Known(row["version"], _kept[key][1])
+            kept[key] = row["digest"], _decode(row["document"])
+            _kept.put(key, kept[key], _DECODED * len(row["document"]))
+        found[key] = Known(row["version"], kept[key][1])
     return found
 
 

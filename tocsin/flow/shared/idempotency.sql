@@ -13,4 +13,16 @@ select pg_advisory_xact_lock($1, hashtext($2))
 select digest, status, ids::text[] as ids, version from idempotency where tenant_id = $1 and key = $2
 
 -- :name forget
-delete from idempotency where created_at < now() - interval '24 hours 10 minutes'
+-- The oldest $1 of the records that nobody can ask for any more; how many went.
+with old as materialized (
+    select i.ctid as place
+      from idempotency i
+     where i.created_at < now() - interval '24 hours 10 minutes'
+     order by i.created_at
+     limit $1
+       for update skip locked
+),
+gone as (
+    delete from idempotency i using old o where i.ctid = o.place returning 1
+)
+select count(*) from gone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from tocsin.flow.shared.memory import Memory
 from tocsin.model.job import JobSpec
 from tocsin.model.packed import Parcel, packed_in, parcels_of
 from tocsin.model.targets import kind_of, with_content
@@ -20,6 +20,8 @@ from tocsin.wire import decode_job_spec, encode, encode_msgpack
 
 SQL = Sql(__file__)
 SpecKey = tuple[int, str, int]  # tenant, job, version
+_FORMS = 5  # the text, its JSON and msgpack bytes, and the decoded document, which takes about twice as much
+_MOST_BYTES = 128 * 1024 * 1024
 
 
 class StoredSpec:
@@ -107,24 +109,22 @@ def _with_doubles(value: Any) -> Any:
 
 
 class SpecBook:
-    """A bounded memory of specs."""
+    """A memory of specs that is bounded by bytes."""
 
-    def __init__(self, db: Database, most: int = 20_000) -> None:
+    def __init__(self, db: Database, most: int = _MOST_BYTES) -> None:
         self._db = db
-        self._most = most
-        self._known: OrderedDict[SpecKey, StoredSpec] = OrderedDict()
+        self._known: Memory[SpecKey, StoredSpec] = Memory(most)
 
     async def get(self, keys: Iterable[SpecKey], connection: Connection | None = None) -> dict[SpecKey, StoredSpec]:
         """The specs of all keys whose job exists; what is not known yet costs one query. Who holds a connection
         already gives it, for there may be no other."""
         wanted = set(keys)
-        missing = [k for k in wanted if k not in self._known]
-        found = {k: self._known[k] for k in wanted if k in self._known}
+        found = {key: stored for key in wanted if (stored := self._known.get(key)) is not None}
+        missing = [key for key in wanted if key not in found]
         if missing:
             fetch = connection.fetch if connection is not None else functools.partial(self._db.fetch, "vital")
             for row in await fetch(SQL["fetch"], *columns(missing, 3)):
                 key = (row["tenant_id"], row["job_id"], row["version"])
-                found[key] = self._known[key] = StoredSpec(row["name"], row["spec"])
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
+                stored = found[key] = StoredSpec(row["name"], row["spec"])
+                self._known.put(key, stored, _FORMS * len(stored.text))
         return found
