@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, time
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from tests.conftest import Api
 from tests.flow.kit import Scene, told
 from tests.flow.old import DAY, Old
 from tests.flow.stage import Stage, nodes
-from tests.flow.test_payloads import KEY, age, objects
+from tests.flow.test_payloads import KEY, age, objects, pass_by
 from tests.flow.test_secrets import Hand, claimed, hand
 from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
 from tocsin.flow import report
 from tocsin.flow.shared.parcels import Use, use
+from tocsin.model.ids import new_id
 from tocsin.model.packed import LARGE, MOST_RESULT
 from tocsin.settings import Settings
 
@@ -331,6 +333,53 @@ async def test_a_run_that_results_in_its_arguments_needs_them_for_as_long_as_its
     [use_] = await scene.rows("select user_id::text, day from payload_uses")
     assert use_["user_id"] == run["run_id"] and use_["day"] is not None
     assert len(list(objects(scene))) == 1
+
+
+async def archived_with_large_arguments(
+    old: Old, hand: Hand, *, by_an_older_server: bool
+) -> tuple[str, dict[str, Any]]:
+    """A run of long ago whose large arguments lie in object storage, archived; its id, and its job."""
+    scene = old.scene
+    job = await scene.job()
+    [asked] = await scene.ask(job, args=BIG)
+    [run] = await claimed(scene, hand)
+    await hand.report(finished=[told(run)])
+    await old.make_day(DAY)
+    run_id = new_id(datetime.combine(DAY, time(1), UTC))
+    await scene.sql.execute("update history set run_id = $1 where run_id = $2", run_id, asked)
+    await scene.sql.execute(
+        "update payload_uses set user_id = $1, day = $3 where user_id = $2",
+        *(run_id, asked, None if by_an_older_server else DAY),
+    )
+    await pass_by(scene, 1.01)
+    assert await old.archive() == [DAY] and await old.hot() == 0
+    return run_id, job
+
+
+@on_both
+@pytest.mark.parametrize("by_an_older_server", [False, True])
+async def test_arguments_stay_as_long_as_their_run_is_in_the_archive(
+    old: Old, hand: Hand, by_an_older_server: bool
+) -> None:
+    scene = old.scene
+    run_id, _ = await archived_with_large_arguments(old, hand, by_an_older_server=by_an_older_server)
+    await age(scene)
+    assert len(await scene.node.objects.keys("payloads/")) == 1
+    again = await scene.api.post(f"/v1/runs/{run_id}/retry")
+    [run] = await claimed(scene, hand)
+    assert (run["run_id"], run["args"]) == (again["id"], BIG)
+    await hand.report(finished=[told(run)])
+    await scene.sql.execute("delete from history")
+    await age(scene)
+    assert len(await scene.node.objects.keys("payloads/")) == 1, "the archive still names it"
+    await scene.sql.execute("update archives set expired_at = now()")
+    await age(scene)
+    assert await scene.node.objects.keys("payloads/") == []
+
+
+async def test_the_day_of_a_run_is_noted_with_its_arguments(scene: Scene) -> None:
+    [run_id] = await scene.ask(await scene.job(), args=BIG)
+    assert await scene.value("select day from payload_uses where user_id = $1", run_id) == (await scene.now()).date()
 
 
 @on_both

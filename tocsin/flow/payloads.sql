@@ -9,10 +9,10 @@ select j.tenant_id, j.id::text as id, j.workflow_id::text as workflow_id
  where j.workflow_id is not null
 
 -- :name review_uses
--- Whose time to be looked at has come, up to $1: a run that is live, dead or in hot history needs its arguments, and a job
--- what a document of its names; what a run resulted in is needed for as long as its day is in the archive, too. Those that
--- need nothing any more leave; what they needed is looked at an hour later, when nobody who has read them before can still
--- be making something that needs it, too.
+-- Whose time to be looked at has come, up to $1: a run needs its arguments and its result while it is live, dead or in hot
+-- history, and for as long as its day is in the archive; a job needs what a document of its names. Those that need nothing
+-- any more leave; what they needed is looked at an hour later, when nobody who has read them before can still be making
+-- something that needs it, too.
 with due as materialized (
     select u.ctid as place, u.tenant_id, u.object, u.user_id, u.day, right(u.object, 64) as sha256
       from payload_uses u
@@ -20,21 +20,31 @@ with due as materialized (
      order by u.look_at
      limit $1
        for update skip locked
-), judged as materialized (
+), found as materialized (
     select d.*,
            exists (select from runs r where r.tenant_id = d.tenant_id and r.id = d.user_id)
         or exists (select from dead_letters l where l.tenant_id = d.tenant_id and l.run_id = d.user_id)
-        or exists (select from history h where h.tenant_id = d.tenant_id and h.run_id = d.user_id)
+        or exists (select from history h where h.tenant_id = d.tenant_id and h.run_id = d.user_id) as is_run
+      from due d
+), judged as materialized (
+    select d.*,
+           d.is_run
         or exists (select from archives a where a.tenant_id = d.tenant_id and a.day = d.day and a.expired_at is null)
         or exists (select from jobs j
                     where j.tenant_id = d.tenant_id and j.id = d.user_id and strpos(j.spec, d.sha256) > 0)
         or exists (select from job_versions v
                     where v.tenant_id = d.tenant_id and v.job_id = d.user_id and strpos(v.spec::text, d.sha256) > 0)
            as needed
-      from due d
+      from found d
 ), kept as (
     update payload_uses u
-       set look_at = now() + interval '1 day'
+       set look_at = now() + interval '1 day',
+           -- Older servers did not say on which day a run was made that needs its arguments. Its id says so, in its first
+           -- 48 bits, as milliseconds.
+           day = case when j.is_run
+                      then coalesce(u.day, (to_timestamp(('x' || translate(left(u.user_id::text, 13), '-', ''))::bit(48)
+                                                         ::bigint / 1000.0) at time zone 'UTC')::date)
+                      else u.day end
       from judged j
      where j.needed and u.ctid = j.place
 ), left_behind as (

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from tocsin.flow.shared import parcels
-from tocsin.model.ids import lowest_id, new_id
+from tocsin.model.ids import instant_of, lowest_id, new_id
 from tocsin.model.misfire import Missed as Stretch
 from tocsin.model.packed import packed_in
 from tocsin.store.db import Connection, Row, Sql, columns, sparse_columns
@@ -125,7 +125,8 @@ async def stage(connection: Connection, runs: Sequence[NewRun]) -> list[Row]:
     if large := [run for run in runs if run.args is not None and run.args[:1] == '"']:
         found = ((run, packed_in(run.args)) for run in large)
         needed = ((run, packed.place) for run, packed in found if packed is not None and packed.place)
-        await parcels.use(connection, (parcels.Use(run.tenant_id, place, run.id) for run, place in needed))
+        uses = (parcels.Use(run.tenant_id, place, run.id, instant_of(run.id).date()) for run, place in needed)
+        await parcels.use(connection, uses)
     *own, families = columns(runs, len(NewRun._fields))
     alone = all(family is _ALONE for family in families)
     related: list[list[Any]] = [[] for _ in Family._fields] if alone else sparse_columns(families)
