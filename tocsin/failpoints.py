@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import dataclass
 
 
@@ -47,6 +48,8 @@ class Failpoints:
             raise InjectedFault(name)
         elif rule.action == "hang":
             await asyncio.Event().wait()
+        elif rule.action == "block":
+            threading.Event().wait()  # the whole event loop, as a handler that computes for ever
         else:
             raise ValueError(f"failpoint {name}: unknown action {rule.action!r}")
 

@@ -87,6 +87,9 @@ class Settings:
             "file with them; the first seals, all unseal. Empty: the file `secrets/master-keys` in the home, if there."
         },
     )
+    unresponsive_seconds: float = _doc(
+        "Seconds without an answer after which `tocsin up` ends its server and starts it again; 0: never.", 30.0
+    )
     host: str = _doc("Address the API listens on.", "127.0.0.1")
     port: int = _doc("Port the API listens on.", 8470)
     insecure: bool = _doc("Allow listening beyond loopback without TLS.", False)
@@ -184,6 +187,8 @@ class Settings:
         for name in ("runs_days", "logs_days", "audit_days"):
             if not 1 <= getattr(self, name) <= 36_500:
                 raise SetupError(f"{name} must be from 1 to 36500, not {getattr(self, name)}")
+        if self.unresponsive_seconds != 0 and not 1 <= self.unresponsive_seconds <= 86_400:
+            raise SetupError(f"unresponsive_seconds must be 0, or from 1 to 86400, not {self.unresponsive_seconds:g}")
         if not 0 < self.port < 65536:
             raise SetupError(f"port {self.port} is not between 1 and 65535")
         self._check_edge()

@@ -84,6 +84,12 @@ ARCHIVE_LAG = Gauge(
     "tocsin_archive_lag_seconds", "For how long some day of history should have been archived.", registry=REGISTRY
 )
 LOOP_ERRORS = Counter("tocsin_loop_errors", "Failed turns of a loop.", ["loop"], registry=REGISTRY)
+LOOP_HELD = Histogram(
+    "tocsin_event_loop_held_seconds",
+    "Times in which one handler held the event loop of this server for more than a second.",
+    buckets=(1, 2.5, 5, 10, 30, 60),
+    registry=REGISTRY,
+)
 XMIN_AGE = Gauge(
     "tocsin_pg_xmin_age_seconds",
     "Age of the oldest snapshot that keeps dead rows from being removed.",

@@ -70,7 +70,9 @@ module._tocsin = lambda role, *_: [sys.executable, "-c", CHILD, role, os.environ
 module._prepare_database = lambda settings, known: {"key": known.get("key", "k1"), "worker_key": "w1"}
 module._BACKOFF_SECONDS = (0.1, 1.0)
 home, port, database = (os.environ.get(name, "") for name in ("HOME_OF_TEST", "PORT", "GIVEN_DATABASE"))
-sys.exit(module.up(Settings(home=Path(home), port=int(port), database_url=database)))
+silent = float(os.environ.get("UNRESPONSIVE", "30"))
+given = dict(home=Path(home), port=int(port), database_url=database, unresponsive_seconds=silent)
+sys.exit(module.up(Settings(**given)))
 '''
 
 
@@ -124,9 +126,14 @@ def _outer() -> dict[str, str]:
 class Up:
     """A running `tocsin up`."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], stderr: Any = None) -> None:
         self.process = subprocess.Popen(
-            command, env=_outer() | environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            env=_outer() | environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
         )
         self.lines: list[str] = []
 
@@ -219,6 +226,19 @@ def test_a_child_that_dies_is_started_again(staged: Staged, role: str) -> None:
     until(lambda: len(staged.pids(role)) == 2, f"the {role} is back")
     running.process.send_signal(signal.SIGINT)
     assert running.finish() == 0
+
+
+def test_a_server_that_does_not_answer_is_replaced(staged: Staged) -> None:
+    running = staged.start(UNRESPONSIVE="1")
+    [first] = staged.pids("server")
+    os.kill(first, signal.SIGSTOP)
+    running.wait_for(f"The server (process {first}) has not answered for")
+    running.wait_for(f"The server did not answer (process {first}); starting it again in")
+    until(lambda: len(staged.pids("server")) == 2, "the server is back")
+    assert not psutil.pid_exists(first)
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish() == 0
+    assert len(staged.pids("worker")) == 1, "nothing else was touched"
 
 
 def test_postgresql_is_started_again(staged: Staged, home: Path) -> None:
@@ -401,6 +421,38 @@ def test_jobs_run_and_survive_the_death_of_everything(home: Path, port: int) -> 
     again.process.send_signal(signal.SIGINT)
     assert again.finish() == 0
     assert processes_of(home.parent) == []
+
+
+def test_a_server_whose_event_loop_is_held_is_replaced(home: Path, port: int) -> None:
+    """The second submission of a server holds its event loop for ever; one that is started anew serves the next."""
+    environment = {
+        "TOCSIN_HOME": str(home),
+        "TOCSIN_PORT": str(port),
+        "TOCSIN_UNRESPONSIVE_SECONDS": "8",
+        "TOCSIN_FAILPOINTS": "submit.before_commit=block:2",
+    }
+    with tempfile.TemporaryFile("w+") as errors:
+        running = Up([sys.executable, "-m", "tocsin", "up"], environment, errors)
+        running.wait_for("Tocsin is ready")
+        credentials = tomllib.loads((home / "credentials.toml").read_text())
+        run_to_success(credentials)
+        with pytest.raises(OSError):
+            call(credentials, "/v1/jobs", {"target": {"kind": "process", "command": ["true"]}})
+        running.wait_for("starting it again in")
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError):
+                return bool(call(credentials, "/readyz"))
+            return False
+
+        until(answers, "the new server is ready")
+        run_to_success(credentials)
+        running.process.send_signal(signal.SIGINT)
+        assert running.finish() == 0
+        errors.seek(0)
+        told = errors.read()
+    assert "the event loop is held" in told and "tocsin/failpoints.py" in told, told
+    assert "Fatal Python error: Aborted" in told, told
 
 
 def test_over_tls_with_an_authority_of_ones_own(home: Path, port: int, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from tocsin.cli.liveness import Liveness, answers, connect
 from tocsin.client.credentials import trust
 from tocsin.errors import SetupError
 from tocsin.privacy import hide_memory
@@ -41,6 +42,7 @@ _STOP_SECONDS = 10.0
 _BACKOFF_SECONDS = (1.0, 30.0)
 _STEADY_SECONDS = 60.0  # who lived this long is forgiven earlier failures
 _WAIT_FOR_PORT_SECONDS = 10.0
+_ABORT_SECONDS = 2.0  # for a silent server to write its stacks
 
 _ENDING_SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and to stay so
@@ -84,7 +86,7 @@ def _start(tree: _Tree, settings: Settings, worker_commands: Sequence[list[str]]
     if not settings.master_key:
         ensure_key_file(settings.home)
     credentials = _bootstrap(settings, url, ca)
-    server = tree.add("server", _tocsin("server"), server_environment(settings, os.environ))
+    server = tree.add("server", _tocsin("server"), server_environment(settings, os.environ), _liveness(settings))
     _wait_until_ready(server.process, settings)
     if settings.tls_cert:
         _require_trust(url, ca)
@@ -286,14 +288,8 @@ def _wait_until_ready(server: Child, settings: Settings) -> None:
 
 
 def _is_ready(settings: Settings) -> bool:
-    """Whether our own child answers; nothing is told to it that only the right one may hear."""
-    address = local_url(settings).partition("://")[2]
-    if settings.tls_cert:
-        anybody = ssl.create_default_context()
-        anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(address, timeout=2, context=anybody)
-    else:
-        connection = http.client.HTTPConnection(address, timeout=2)
+    """Whether our own child answers that it is ready."""
+    connection = connect(_address(settings), bool(settings.tls_cert), 2)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
@@ -301,6 +297,17 @@ def _is_ready(settings: Settings) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _address(settings: Settings) -> str:
+    return local_url(settings).partition("://")[2]
+
+
+def _liveness(settings: Settings) -> Liveness | None:
+    if not settings.unresponsive_seconds:
+        return None
+    address, tls = _address(settings), bool(settings.tls_cert)
+    return Liveness(lambda timeout: answers(address, tls, timeout), settings.unresponsive_seconds)
 
 
 def _require_trust(url: str, ca: str) -> None:
@@ -362,18 +369,40 @@ class _Unit:
     started_at: float
     failures: int = 0
     restart_at: float | None = None
+    liveness: Liveness | None = None
+
+    @property
+    def due_at(self) -> float | None:
+        """When to check at the latest; None: when a child ends."""
+        if self.restart_at is not None:
+            return self.restart_at
+        return None if self.liveness is None else self.liveness.next_at
 
     def check(self, now: float) -> None:
-        """Notice an end, or start again when it is time."""
+        """Notice an end or a long silence, or start again when it is time."""
         if self.restart_at is None:
             code = self.process.poll()
             if code is not None:
                 self._note_failure(now, f"ended ({_ending(code)})")
+            elif self.liveness is not None and (silent := self.liveness.gave_up(self.process.pid)) is not None:
+                self._end_silent(silent)
         elif now >= self.restart_at:
             try:
                 self.process, self.started_at, self.restart_at = self.start(), time.monotonic(), None
             except (SetupError, OSError) as error:
                 self._note_failure(time.monotonic(), f"did not start: {error}")
+
+    def _end_silent(self, seconds: float) -> None:
+        """End a process that lives and does not answer. SIGABRT lets it write its stacks first, if it still can."""
+        pid = self.process.pid
+        _say(f"The {self.name} (process {pid}) has not answered for {seconds:.0f} s and is ended")
+        self.process.send_signal(signal.SIGABRT)
+        try:
+            self.process.wait(_ABORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._note_failure(time.monotonic(), f"did not answer (process {pid})")
 
     def _note_failure(self, now: float, what: str) -> None:
         self.failures = 1 if now - self.started_at > _STEADY_SECONDS else self.failures + 1
@@ -406,8 +435,10 @@ class _Tree:
 
         self._units.append(_Unit("PostgreSQL", start, database.process, time.monotonic()))
 
-    def add(self, name: str, command: list[str], environment: dict[str, str]) -> _Unit:
-        """Start a child and keep it running."""
+    def add(
+        self, name: str, command: list[str], environment: dict[str, str], liveness: Liveness | None = None
+    ) -> _Unit:
+        """Start a child and keep it running; with `liveness`, also when it does not answer any more."""
 
         def start() -> Child:
             return subprocess.Popen(
@@ -418,18 +449,18 @@ class _Tree:
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
 
-        unit = _Unit(name, start, start(), time.monotonic())
+        unit = _Unit(name, start, start(), time.monotonic(), liveness=liveness)
         self._units.append(unit)
         return unit
 
     def watch(self) -> NoReturn:
-        """Start again whatever ends, until a signal raises KeyboardInterrupt."""
+        """Start again whatever ends or falls silent, until a signal raises KeyboardInterrupt."""
         with _child_endings() as endings:
             while True:
                 now = time.monotonic()
                 for unit in self._units:
                     unit.check(now)
-                due = [unit.restart_at for unit in self._units if unit.restart_at is not None]
+                due = [unit.due_at for unit in self._units if unit.due_at is not None]
                 select.select([endings], [], [], max(0.0, min(due) - time.monotonic()) if due else None)
                 with contextlib.suppress(BlockingIOError):
                     os.read(endings, 4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import resource
 import signal
@@ -57,6 +58,7 @@ from tocsin.node.server.protocol import HttpServer
 from tocsin.node.server.tls import Certificate
 from tocsin.node.tails import Tails
 from tocsin.node.unfolder import Unfolder
+from tocsin.node.watchdog import Watchdog
 from tocsin.node.whisper import Whisper
 from tocsin.privacy import hide_memory
 from tocsin.settings import Settings
@@ -304,6 +306,7 @@ def serve(settings: Settings) -> int:
     _check(settings)
     setup_logging(settings.log_level, settings.log_json)
     hide_memory()
+    faulthandler.enable()  # a supervisor that ends this process with SIGABRT leaves its stacks on standard error
     if settings.is_open:
         log.warning("there is no TLS: keys cross the network readable", host=settings.host)
     import uvloop
@@ -316,6 +319,15 @@ def serve(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
+    watchdog = Watchdog()
+    watchdog.start()
+    try:
+        return await _serve_watched(settings)
+    finally:
+        watchdog.stop()
+
+
+async def _serve_watched(settings: Settings) -> int:
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     node = Node(settings)
     await node.start()
