@@ -57,6 +57,14 @@ class Scene:
     async def now(self) -> datetime:
         return await self.value("select now()")  # type: ignore[no-any-return]
 
+    async def down(self, by: timedelta) -> None:
+        """As if no planner had completed a turn for so long."""
+        await self.sql.execute(
+            "insert into planner (turned_at) values (now() - $1::interval)"
+            " on conflict (only_row) do update set turned_at = least(planner.turned_at, excluded.turned_at)",
+            by,
+        )
+
     async def who(self, tenant: str = "default", role: str = "platform") -> Identity:
         """Somebody of a tenant, for calling steps without HTTP."""
         tenant_id = await self.value("select id from tenants where slug = $1", tenant)

@@ -430,12 +430,12 @@ async def test_a_run_from_before_its_job_had_children_is_found(graph: Graph, sce
 
 async def test_missed_by_the_planner(graph: Graph, scene: Scene) -> None:
     """One parent makes up for what was missed and the other does not: nobody waits for what never comes."""
-    # Half an hour from any of them: what is a minute late is no misfire.
     every = {"every": "1h", "starting_at": iso(await scene.now() - timedelta(hours=100, minutes=30))}
     await graph.add("a", schedule=every | {"misfire": {"policy": "all", "window": "PT24H"}}, overlap="allow")
     await graph.add("b", schedule=every | {"misfire": {"policy": "skip"}})
     await graph.add("c", "a", "b")
     await scene.sql.execute("update triggers set next_fire_at = next_fire_at - interval '2 hours'")
+    await scene.down(timedelta(hours=3))
     await plan(scene.db, HORIZON)
     count = await scene.value("select count(*) from runs where ready_at <= now()")
     assert count >= 1

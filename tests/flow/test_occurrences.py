@@ -44,6 +44,7 @@ def brief(items: list[Item]) -> list[tuple[str, str | None, int]]:
 
 async def age(scene: Scene, job: Item, by: timedelta) -> None:
     """As if the job had been made so long ago, and nobody had planned since."""
+    await scene.down(by)
     await scene.sql.execute("update jobs set created_at = created_at - $2::interval where id = $1", job["id"], by)
     await scene.sql.execute(
         "update triggers set next_fire_at = next_fire_at - $2::interval, held_at = held_at - $2::interval"

@@ -28,6 +28,7 @@ async def cursor(scene: Scene, job: dict[str, Any]) -> datetime | None:
 
 async def age(scene: Scene, job: dict[str, Any], by: timedelta) -> datetime:
     """Move the job's making and its cursor back, as if no planner had run since; its cursor."""
+    await scene.down(by)
     await scene.sql.execute("update jobs set created_at = created_at - $2::interval where id = $1", job["id"], by)
     return await scene.value(  # type: ignore[no-any-return]
         "update triggers set next_fire_at = next_fire_at - $2::interval where job_id = $1 returning next_fire_at",
@@ -84,16 +85,16 @@ async def test_the_cursor_moves_by_compare_and_set_only(scene: Scene) -> None:
     (here, its_job), (elsewhere, other_job) = places[job["id"]], places[other["id"]]
     later = was + MINUTE
     stale = [
-        (here, its_job, job["id"], was - MINUTE, later, 1),  # the cursor has moved
-        (here, its_job, job["id"], was, later, 2),  # the job is at another version
-        (elsewhere, its_job, job["id"], was, later, 1),  # something else is at its place by now
-        (here, other_job, job["id"], was, later, 1),
+        (here, its_job, job["id"], was - MINUTE, 1, later, None),  # the cursor has moved
+        (here, its_job, job["id"], was, 2, later, None),  # the job is at another version
+        (elsewhere, its_job, job["id"], was, 1, later, None),  # something else is at its place by now
+        (here, other_job, job["id"], was, 1, later, None),
     ]
     for row in stale:
-        assert await scene.db.fetch("engine", SQL["advance"], *columns([row], 6)) == []
+        assert await scene.db.fetch("engine", SQL["advance"], *columns([row], 7)) == []
     assert await cursor(scene, job) == was
-    good = (here, its_job, job["id"], was, later, 1)
-    assert len(await scene.db.fetch("engine", SQL["advance"], *columns([good], 6))) == 1
+    good = (here, its_job, job["id"], was, 1, later, None)
+    assert len(await scene.db.fetch("engine", SQL["advance"], *columns([good], 7))) == 1
 
 
 async def test_a_cursor_set_back_stages_no_live_occurrence_twice(scene: Scene) -> None:
@@ -118,12 +119,12 @@ async def test_ids_of_occurrences_rise_with_their_instants(scene: Scene) -> None
 @pytest.mark.parametrize(
     ("misfire", "staged", "missed"),
     [
-        # Owed: 9.5, 8.5 … 1.5 minutes ago (nine, late) and half a minute ago (on time).
+        # Owed: 9.5, 8.5 … 0.5 minutes ago, all during the outage.
         ({"policy": "latest"}, [0.5], [("coalesced", 9)]),
         ({"policy": "latest", "window": "PT5M"}, [0.5], [("misfire_expired", 5), ("coalesced", 4)]),
         ({"policy": "all"}, [9.5, 8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5, 1.5, 0.5], []),
-        ({"policy": "all", "max": 3}, [3.5, 2.5, 1.5, 0.5], [("misfire_expired", 6)]),
-        ({"policy": "skip"}, [0.5], [("misfire_expired", 9)]),
+        ({"policy": "all", "max": 3}, [2.5, 1.5, 0.5], [("misfire_expired", 7)]),
+        ({"policy": "skip"}, [], [("misfire_expired", 10)]),
     ],
 )
 async def test_occurrences_missed_by_downtime_are_run_or_counted(
@@ -159,9 +160,11 @@ async def test_the_first_turn_after_a_long_time_down_makes_one_run_and_counts_th
     first = (await scene.now()).replace(second=0, microsecond=0) - timedelta(days=days) + MINUTE
     await scene.sql.execute("update jobs set created_at = $1", first - MINUTE)
     await scene.sql.execute("update triggers set next_fire_at = $1", first)
+    await scene.down(timedelta(days=days + 1))
     statements.clear()
     await plan(scene.db, timedelta(0))
-    assert len(statements) == 6, "begin, due, advance, stage, note, commit: however long it was"
+    words = "reasons, begin, due, outages, advance, stage, note, commit, completed: however long it was"
+    assert len(statements) == 9, words
     planned_at = await scene.value("select max(finished_at) from history")
     [latest] = await owed(scene, job)
     assert latest == planned_at.replace(second=0, microsecond=0)

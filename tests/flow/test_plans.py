@@ -94,10 +94,13 @@ FRAGMENTS = {
     "with_ends",
     "only_job",
     "only_state",
+    "job_of_cursor",
+    "gap",
+    "unchanged",
 }
 # They read the front of an index, or a bounded part of a table, on purpose.
 MEANT = {
-    **{"next_due": "triggers_due", "pools": "runs", "list": "workers", "due": "backfills_open"},
+    **{"next_due": "triggers_next", "pools": "runs", "list": "workers", "due": "backfills_open"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 
 from tocsin.errors import InvalidInput
 from tocsin.model.job import Dst, Misfire, Schedule
-from tocsin.model.misfire import LATE, Missed, Planned, due_between, misfire
+from tocsin.model.misfire import Missed, Outage, Planned, due_between, merge_outages, plan_occurrences
 from tocsin.model.scalars import Duration, Instant, decode_scalar
 from tocsin.model.schedule import check_schedule, describe, first_fire, hashes, spread, timetable
-from tocsin.model.timetable import TICK, Timetable
+from tocsin.model.timetable import TICK, Every, Timetable
 
 NOW = datetime(2026, 6, 1, 12, 0, 30, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -336,7 +337,9 @@ def test_describes_in_plain_words(given: dict[str, Any] | None, words: str) -> N
 
 
 def plan(made: Schedule, cursor: datetime, now: datetime = NOW) -> Planned:
-    return misfire(made, timetable(made, cursor - HOUR), cursor, now, now + HORIZON)
+    """Plan after an outage that began before the cursor and ends now."""
+    outage = Outage(cursor - MINUTE, now)
+    return plan_occurrences(made, timetable(made, cursor - HOUR), cursor, now + HORIZON, [outage], 100_000)
 
 
 def minute(hour: int, minute: int) -> datetime:
@@ -355,7 +358,7 @@ def test_latest_stages_the_newest_and_counts_the_others() -> None:
     )
 
 
-def test_latest_is_the_one_that_is_due_and_not_late_if_there_is_one() -> None:
+def test_latest_is_the_last_one_before_the_end_of_the_outage() -> None:
     got = plan(schedule(cron="* * * * *"), minute(9, 0))
     assert got == Planned(
         [minute(12, 0)],
@@ -370,17 +373,15 @@ def test_latest_is_the_one_that_is_due_and_not_late_if_there_is_one() -> None:
 def test_all_stages_the_newest_up_to_max() -> None:
     got = plan(schedule(cron="*/10 * * * *", misfire={"policy": "all", "max": 2}), minute(9, 0))
     assert got == Planned(
-        [minute(11, 40), minute(11, 50), minute(12, 0)],
-        [Missed("misfire_expired", 16, minute(9, 0), minute(11, 30))],
+        [minute(11, 50), minute(12, 0)],
+        [Missed("misfire_expired", 17, minute(9, 0), minute(11, 40))],
         minute(12, 10),
     )
 
 
 def test_skip_counts_them_all() -> None:
     got = plan(schedule(cron="*/10 * * * *", misfire={"policy": "skip"}), minute(11, 40))
-    assert got == Planned(
-        [minute(12, 0)], [Missed("misfire_expired", 2, minute(11, 40), minute(11, 50))], minute(12, 10)
-    )
+    assert got == Planned([], [Missed("misfire_expired", 3, minute(11, 40), minute(12, 0))], minute(12, 10))
 
 
 def test_a_one_time_job_found_late() -> None:
@@ -396,15 +397,32 @@ def test_a_one_time_job_found_late() -> None:
 def test_a_one_time_job_owes_its_cursor_only_whatever_made_it(apart: timedelta, late: timedelta) -> None:
     made = schedule(delay="PT10M")
     cursor = NOW - late
-    got = misfire(made, timetable(made, cursor + apart - 10 * MINUTE), cursor, NOW, NOW + HORIZON)
+    table, outage = timetable(made, cursor + apart - 10 * MINUTE), Outage(cursor - MINUTE, NOW)
+    got = plan_occurrences(made, table, cursor, NOW + HORIZON, [outage])
     assert len(got.stage) + sum(m.count for m in got.missed) == 1
     assert got.cursor is None
 
 
-def test_a_minute_late_is_not_a_misfire() -> None:
+def test_without_an_outage_nothing_is_missed_however_late_it_is() -> None:
     made = schedule(cron="* * * * *", misfire={"policy": "skip"})
-    assert plan(made, minute(12, 0), minute(12, 1)).missed == []
-    assert plan(made, minute(12, 0), minute(12, 1) + timedelta(microseconds=1)).missed[0].count == 1
+    got = plan_occurrences(made, timetable(made, minute(9, 0)), minute(10, 0), NOW + HORIZON)
+    assert got == Planned([minute(10, 0) + i * MINUTE for i in range(121)], [], minute(12, 1))
+
+
+def test_only_what_fell_due_during_an_outage_is_missed() -> None:
+    made = schedule(cron="*/10 * * * *", misfire={"policy": "skip"})
+    table = timetable(made, minute(9, 0))
+    two = [Outage(minute(10, 0), minute(10, 30)), Outage(minute(11, 5), minute(11, 35))]
+    got = plan_occurrences(made, table, minute(9, 40), NOW + HORIZON, two)
+    staged = [(9, 40), (9, 50), (10, 30), (10, 40), (10, 50), (11, 0), (11, 40), (11, 50), (12, 0)]
+    assert got == Planned(
+        [minute(*at) for at in staged],
+        [
+            Missed("misfire_expired", 3, minute(10, 0), minute(10, 20)),
+            Missed("misfire_expired", 3, minute(11, 10), minute(11, 30)),
+        ],
+        minute(12, 10),
+    )
 
 
 def test_a_cursor_beyond_the_horizon_stays() -> None:
@@ -414,7 +432,7 @@ def test_a_cursor_beyond_the_horizon_stays() -> None:
 def test_a_cursor_the_timetable_no_longer_names_is_still_owed_once() -> None:
     stray = minute(11, 0) + 17 * SECOND
     got = plan(schedule(cron="0 * * * *", misfire={"policy": "skip"}), stray)
-    assert got == Planned([minute(12, 0)], [Missed("misfire_expired", 1, stray, stray)], minute(13, 0))
+    assert got == Planned([], [Missed("misfire_expired", 2, stray, minute(12, 0))], minute(13, 0))
 
 
 def test_a_year_of_missed_minutes_is_counted_exactly() -> None:
@@ -428,45 +446,109 @@ def test_a_century_of_missed_seconds_is_arithmetic() -> None:
     assert sum(m.count for m in got.missed) + len(got.stage) == 36_500 * 86_400 + 11
 
 
-@given(pair=recurring(), ago=st.timedeltas(-2 * HORIZON, 3 * HOUR))
+@st.composite
+def outages_of_an_afternoon(draw: st.DrawFn) -> list[Outage]:
+    """Some outages before NOW."""
+    starts = draw(st.lists(st.timedeltas(timedelta(0), 3 * HOUR), max_size=4))
+    lengths = draw(st.lists(st.timedeltas(MINUTE, 2 * HOUR), min_size=len(starts), max_size=len(starts)))
+    spans = zip(starts, lengths, strict=True)
+    return merge_outages(Outage(NOW - ago, min(NOW, NOW - ago + length)) for ago, length in spans if ago)
+
+
+@given(pair=recurring(), ago=st.timedeltas(-2 * HORIZON, 3 * HOUR), outages=outages_of_an_afternoon())
 @settings(max_examples=200)
-def test_each_owed_occurrence_has_exactly_one_fate(pair: tuple[Schedule, Timetable], ago: timedelta) -> None:
+def test_each_owed_occurrence_has_exactly_one_fate(
+    pair: tuple[Schedule, Timetable], ago: timedelta, outages: list[Outage]
+) -> None:
     made, table = pair
     cursor = table.next_after(NOW - ago)
     assert cursor is not None
-    got = misfire(made, table, cursor, NOW, NOW + HORIZON, most=100_000)
+    got = plan_occurrences(made, table, cursor, NOW + HORIZON, outages, most=100_000)
     owed, following = due_between(table, cursor, NOW + HORIZON, 1_000_000)
-    assert got.cursor == following
-    left = [t for t in owed if t not in set(got.stage)]
-    assert len(left) == len(owed) - len(got.stage)
-    assert got.stage == sorted(set(got.stage))
-    for row in got.missed:
-        mine, left = left[: row.count], left[row.count :]
-        assert len(mine) == row.count > 0
-        assert (row.first, row.last) == (mine[0], mine[-1])
-    assert left == []
-    check_rule(made.misfire, owed, got)
+    assert (got.cursor, got.kept_until) == (following, None)
+    assert got == Planned(*by_the_rule(made.misfire, owed, outages), following)
 
 
-def check_rule(rule: Misfire, owed: list[datetime], got: Planned) -> None:
-    late = [t for t in owed if t < NOW - LATE]
-    recent = [t for t in late if t >= NOW - rule.window.delta]
-    superseded = any(NOW - LATE <= t <= NOW for t in owed)
-    rescued = {"latest": [] if superseded else recent[-1:], "all": recent[-rule.max :], "skip": []}[rule.policy]
-    assert got.stage == rescued + owed[len(late) :]
-    coalesced = len(recent) - len(rescued) if rule.policy == "latest" else 0
-    assert {m.reason: m.count for m in got.missed} == {
-        reason: count
-        for reason, count in (
-            ("misfire_expired", len(late) - len(rescued) - coalesced),
-            ("coalesced", coalesced),
-        )
-        if count
-    }
+def by_the_rule(rule: Misfire, owed: list[datetime], outages: list[Outage]) -> tuple[list[datetime], list[Missed]]:
+    """What is staged and what is missed, one occurrence after the other."""
+    staged = [at for at in owed if not any(o.start <= at < o.end for o in outages)]
+    missed: list[Missed] = []
+    for outage in outages:
+        mine = [at for at in owed if outage.start <= at < outage.end]
+        recent = [at for at in mine if at >= outage.end - rule.window.delta]
+        kept = {"latest": recent[-1:], "all": recent[-rule.max :], "skip": []}[rule.policy]
+        staged += kept
+        if rule.policy == "latest":
+            rows = [("misfire_expired", mine[: len(mine) - len(recent)]), ("coalesced", recent[:-1])]
+        else:
+            rows = [("misfire_expired", mine[: len(mine) - len(kept)])]
+        missed += [Missed(reason, len(left), left[0], left[-1]) for reason, left in rows if left]
+    return sorted(staged), missed
+
+
+@given(
+    pair=recurring(),
+    ago=st.timedeltas(timedelta(0), 3 * HOUR),
+    outages=outages_of_an_afternoon(),
+    pieces=st.lists(st.integers(1, 50), min_size=1),
+)
+@settings(max_examples=200)
+def test_many_turns_make_what_one_turn_makes(
+    pair: tuple[Schedule, Timetable], ago: timedelta, outages: list[Outage], pieces: list[int]
+) -> None:
+    """However much time passes between the turns, and whatever is forgotten of what was judged before."""
+    made, table = pair
+    first = table.next_after(NOW - ago)
+    assert first is not None
+    whole = plan_occurrences(made, table, first, NOW + HORIZON, outages, most=1_000_000)
+    stage: list[datetime] = []
+    missed: list[Missed] = []
+    cursor: datetime | None = first
+    kept_until: datetime | None = None
+    for turn in itertools.count():
+        assert cursor is not None
+        piece = pieces[turn % len(pieces)]
+        got = plan_occurrences(made, table, cursor, NOW + HORIZON, outages, piece, kept_until)
+        assert len(got.stage) <= piece
+        stage, missed = stage + got.stage, missed + got.missed
+        cursor, kept_until = got.cursor, got.kept_until if turn % 3 else None
+        if got.kept_until is None:
+            break
+        assert got.stage or got.missed, "each turn gets on"
+    assert (stage, missed, cursor) == (whole.stage, whole.missed, whole.cursor)
+
+
+def test_the_newest_of_very_many_are_found_without_a_step_for_each() -> None:
+    class Counting(Every):
+        steps = 0
+
+        def count(self, after: datetime, before: datetime) -> int:
+            Counting.steps += 1
+            return super().count(after, before)
+
+        def last_before(self, instant: datetime, not_before: datetime) -> datetime | None:
+            Counting.steps += 1
+            return super().last_before(instant, not_before)
+
+    made = schedule(every="PT1S", misfire={"policy": "all", "max": 10_000, "window": "P30D"})
+    first = NOW - 20 * DAY
+    got = plan_occurrences(made, Counting(first, SECOND), first, NOW, [Outage(first, NOW)], most=1)
+    assert got.stage == [NOW - 10_000 * SECOND]
+    assert [(row.reason, row.count) for row in got.missed] == [("misfire_expired", 20 * 86_400 - 10_000)]
+    assert (got.cursor, got.kept_until) == (NOW - 9_999 * SECOND, NOW)
+    assert Counting.steps < 200
+
+
+def test_outages_that_touch_are_one() -> None:
+    a, b, c, d = (NOW + i * HOUR for i in range(4))
+    assert merge_outages([Outage(c, d), Outage(a, b), Outage(b, c)]) == [Outage(a, d)]
+    assert merge_outages([Outage(a, c), Outage(b, c), Outage(a, b)]) == [Outage(a, c)]
+    assert merge_outages([Outage(c, d), Outage(a, b)]) == [Outage(a, b), Outage(c, d)]
 
 
 def test_no_more_than_asked_for_at_once() -> None:
     made = schedule(every="PT1S")
     table = timetable(made, NOW - SECOND)
-    got = misfire(made, table, NOW, NOW, NOW + HOUR, most=5)
-    assert got == Planned([NOW + i * SECOND for i in range(5)], [], NOW + 5 * SECOND)
+    got = plan_occurrences(made, table, NOW, NOW + HOUR, most=5)
+    after = NOW + 5 * SECOND
+    assert got == Planned([NOW + i * SECOND for i in range(5)], [], after, after)

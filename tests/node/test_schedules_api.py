@@ -42,6 +42,7 @@ async def test_every_kind_is_kept_planned_and_said_in_words(scene: Scene, schedu
     shown = await look(scene, schedule, name="job", count=2)
     assert (shown["description"], shown["runs"][0]) == (words, iso(first))
     await scene.sql.execute("update triggers set next_fire_at = next_fire_at - interval '30 days'")
+    await scene.down(timedelta(days=60))
     await plan(scene.db, HORIZON)
     following = await cursor(scene, job)
     assert following is not None and following > await scene.now() and following.minute == 0

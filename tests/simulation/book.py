@@ -149,6 +149,10 @@ class Book:
     specs: dict[tuple[str, int], str] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     limits: dict[str, Limit] = field(default_factory=dict)
+    # What the planner knows: when it last turned, when nobody did, and which jobs' cursors owe more than their piece.
+    turned_at: datetime | None = None
+    outages: list[tuple[datetime, datetime]] = field(default_factory=list)
+    kept_until: dict[str, datetime] = field(default_factory=dict)
     replaced: dict[str, list[Replaced]] = field(default_factory=dict)
     new_runs: list[Run] = field(default_factory=list)
     new_rows: list[Ended] = field(default_factory=list)
@@ -165,6 +169,9 @@ class Book:
             dict(self.specs),
             set(self.keys),
             {k: replace(limit) for k, limit in self.limits.items()},
+            self.turned_at,
+            self.outages,
+            self.kept_until,
             self.replaced,
         )
 
@@ -248,13 +255,17 @@ select now(),
        array(select row(v.job_id::text, v.version, v.anchor, v.owed_until, v.successor_after, v.spec::text)
                from job_versions v order by v.version),
        array(select i.key from idempotency i),
-       array(select row(l.key::text, l.max, l.tat) from limits l)
+       array(select row(l.key::text, l.max, l.tat) from limits l),
+       (select p.turned_at from planner p),
+       array(select row(o.from_at, o.to_at) from outages o order by o.from_at),
+       array(select row(t.job_id::text, t.kept_until) from triggers t where t.kept_until is not null)
 """
 
 
 async def read(connection: asyncpg.Connection) -> Book:
-    now, runs, jobs, history, dead, workers, audit, versions, keys, limits = await connection.fetchrow(_READ)
+    now, runs, jobs, history, dead, workers, audit, versions, keys, limits, *known = await connection.fetchrow(_READ)
     book = Book(now, dead=set(dead), keys=set(keys))
+    book.turned_at, book.outages, book.kept_until = known[0], [tuple(row) for row in known[1]], dict(known[2])
     book.runs = {row[0]: Run(*row) for row in runs}
     book.jobs = {row[0]: Job(*row) for row in jobs}
     book.history = {(row[0], row[1]): Ended(*row) for row in history}

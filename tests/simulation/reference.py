@@ -28,6 +28,7 @@ from tests.simulation.pieces import (
     must,
     owed,
 )
+from tocsin.flow import plan
 from tocsin.model.job import JobSpec
 from tocsin.wire import encode
 
@@ -67,25 +68,43 @@ class Reference(Pieces):
                 self._plan_job(job, job.cursor)
 
     def _plan_job(self, job: Job, cursor: datetime) -> None:
-        instants = owed(cursor, job.step, self.now + self.horizon)
-        late = [at for at in instants if at < self.now - LATE]
-        staged = instants[len(late) :]
-        rescued = self._rescue(job, late, any(at <= self.now for at in staged))
-        for at in (*rescued, *staged):
+        """One occurrence after the other, as many as a cursor may have in a turn: those of an outage that has not been
+        judged yet go through the misfire rule, the others are staged."""
+        kept_until = self.before.kept_until.get(job.id)
+        most = plan.PIECE if kept_until is None else plan.LARGE_PIECE
+        left = owed(cursor, job.step, self.now + self.horizon)
+        job.cursor = None if job.step is None else left[-1] + job.step
+        staged: list[datetime] = []
+        while left and len(staged) < most:
+            at = left[0]
+            outage = next((o for o in self._outages() if o[0] <= at < o[1]), None)
+            if outage is None or (kept_until is not None and at < kept_until):
+                staged.append(left.pop(0))
+                continue
+            late = [at for at in left if at < outage[1]]
+            left = self._rescue(job, late, outage[1]) + left[len(late) :]
+            kept_until = outage[1]
+        for at in staged:
             self.make_run(job, "schedule", at)
-        job.cursor = None if job.step is None else instants[-1] + job.step
-        if job.cursor is None and not rescued and not staged:
+        if left:
+            job.cursor = left[0]
+        elif job.cursor is None and not staged:
             job.state, job.ended_at = "completed", self.now
 
-    def _rescue(self, job: Job, late: list[datetime], superseded: bool) -> list[datetime]:
-        """Which of the occurrences that are late run all the same; the others are counted."""
-        if not late:
-            return []
+    def _outages(self) -> list[tuple[datetime, datetime]]:
+        """More than a minute without a turn; with the one that ends now."""
+        turned_at = self.before.turned_at
+        if turned_at is None or self.now - turned_at <= LATE:
+            return self.before.outages
+        return [*(o for o in self.before.outages if o[0] != turned_at), (turned_at, self.now)]
+
+    def _rescue(self, job: Job, late: list[datetime], end: datetime) -> list[datetime]:
+        """Which of the occurrences of an outage run all the same; the others are counted."""
         schedule = job.spec.schedule
         assert schedule is not None
         rule = schedule.misfire
-        young = [at for at in late if at >= self.now - rule.window.delta]
-        most = {"latest": 0 if superseded else 1, "all": rule.max, "skip": 0}[rule.policy]
+        young = [at for at in late if at >= end - rule.window.delta]
+        most = {"latest": 1, "all": rule.max, "skip": 0}[rule.policy]
         rescued = young[max(0, len(young) - most) :] if most else []
         if rule.policy == "latest":
             self.miss(job, "misfire_expired", late[: len(late) - len(young)])

@@ -32,6 +32,8 @@ COMMON = {
     "log_garbage": "",
     "logouts": "",
     "past_workers": "",
+    "planner": "",
+    "outages": "",
     "servers": "",
     "tenants": "",
     "workers": "",

@@ -403,7 +403,9 @@ async def _move(this: _Edit, trigger: Row | None, clock: Row) -> list[Row]:
 async def _set_trigger(this: _Edit, trigger: Row | None, at: datetime | None, places: int = 0) -> None:
     at = await triggers.settle(this.connection, this.key, this.most, this.counted, places, at)
     if trigger is not None or at is not None:
-        await triggers.put(this.connection, this.key, at, this.job["state"] == "paused")
+        parked = None if this.counted is None else this.counted.parked
+        unplanned_since = parked if at == parked else None
+        await triggers.put(this.connection, this.key, at, this.job["state"] == "paused", unplanned_since)
 
 
 async def _count_dropped(this: _Edit, trigger: Row | None, gone: list[datetime], now: datetime) -> None:

@@ -1,13 +1,18 @@
 """plan: turn cursors that fall due within the horizon into staged runs, and move the cursors, in one transaction.
 
-The planner only stages. Overlap, limits and pause are decided when a run becomes due; misfires (occurrences it
-reaches more than a minute late) are decided here, by the pure rule of `model.schedule`.
+The planner only stages. Overlap, limits and pause are decided when a run becomes due. Occurrences that fell due during
+an outage are decided here, by the pure rule of `model.misfire`; every other occurrence is staged, however late.
+
+A turn has a budget of runs. A cursor that owes more than its piece of it is left at its first unstaged occurrence and
+goes on beside the others, in rounds. A cursor that cannot be planned waits apart from the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,15 +24,90 @@ from tocsin.flow.shared.transitions import Hint, Key, NewRun, counted, hints, no
 from tocsin.flow.shared.triggers import Count, Spent
 from tocsin.model.ids import new_id, new_ids
 from tocsin.model.job import Schedule
-from tocsin.model.misfire import Planned, capped, misfire
+from tocsin.model.misfire import SHORTEST_OUTAGE, Outage, Planned, merge_outages, plan_occurrences
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, spread, timetable
 from tocsin.model.zones import is_newer
-from tocsin.store.db import Connection, Database, Row, Sql, columns
-from tocsin.telemetry import MISSED, PLANNED, SCHEDULES_STUCK
+from tocsin.store.db import Connection, Database, Row, Sql, columns, is_data_error
+from tocsin.telemetry import MISSED, PLANNED, SCHEDULES_STUCK, get_logger
 
 SQL = Sql(__file__)
-BATCH = 1000
+log = get_logger("plan")
+BATCH = 1000  # cursors that are due, of one turn
+RUNS = 2000  # that a turn stages
+PIECE = 20  # runs of a cursor that falls due in the turn
+BEHIND = 50  # cursors of one turn that had more to stage than their piece
+LARGE_PIECE = 200  # runs of such a cursor
+WAITING = 100  # cursors of one turn that waited for something
+_REASONS = 100  # of which a turn looks whether they still hold
+_OUTAGES = 1000  # that are told apart; all time before the oldest of so many counts as one outage
+_YIELD = 100  # occurrences that are computed before others get the event loop
+_LOOK_SECONDS, _RETRY_SECONDS = 1.0, 60.0  # how often to look at what cursors wait for, and at those that failed
+_FAILED = "error"  # what a cursor waits for that made a turn fail
+_FIRST_ID = "00000000-0000-0000-0000-000000000000"
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+
+
+class Rotation:
+    """Where a planner goes on among cursors that are behind or wait, so that each of them gets its turn."""
+
+    def __init__(self) -> None:
+        self.behind = self.failed = _FIRST_ID
+        self._reason = ""
+        self._looked = self._retried = float("-inf")
+
+    async def look(self, db: Database) -> list[str]:
+        """Return what waiting cursors may have now, at most once a second."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK_SECONDS:
+            return []
+        self._looked = now
+        rows = await db.fetch("engine", SQL["reasons"], self._reason, _REASONS)
+        reasons = [row["waits_for"] for row in rows]
+        self._reason = reasons[-1] if len(reasons) == _REASONS else ""
+        if _FAILED in reasons and now < self._retried + _RETRY_SECONDS:
+            reasons.remove(_FAILED)
+        elif _FAILED in reasons:
+            self._retried = now
+        return await _over(db, reasons)
+
+    def go_on(self, rows: Sequence[Row], asked_failed: int) -> bool:
+        """Go on behind these cursors, or from the beginning if there were no more; return whether some that are behind
+        have not been looked at. `asked_failed`: how many of those that failed were asked for."""
+        behind = [row["job_id"] for row in rows if row["class"] == "behind"]
+        unseen = self.behind != _FIRST_ID or len(behind) == BEHIND
+        self.behind = max(behind) if len(behind) == BEHIND else _FIRST_ID
+        if asked_failed:
+            failed = [row["job_id"] for row in rows if row["waits_for"] == _FAILED]
+            self.failed = max(failed) if len(failed) == asked_failed else _FIRST_ID
+        return unseen
+
+
+async def _over(db: Database, reasons: Sequence[str]) -> list[str]:
+    """Of what cursors wait for, what is there now: rules that this node has, calendars, and what is worth a retry."""
+    named = {_waits_for_calendar(key): key for key in map(_calendar_waited_for, reasons) if key is not None}
+    there: set[CalendarKey] = set()
+    if named:
+        async with db.transaction("plan") as connection:
+            there = set(await calendars.read(connection, named.values()))
+    return [
+        reason
+        for reason in reasons
+        if reason == _FAILED
+        or (reason in named and named[reason] in there)
+        or (reason.startswith("rules ") and not is_newer(reason.removeprefix("rules ")))
+    ]
+
+
+def _waits_for_calendar(key: CalendarKey) -> str:
+    return f"calendar {key.tenant_id} {key.name}"
+
+
+def _calendar_waited_for(reason: str) -> CalendarKey | None:
+    if not reason.startswith("calendar "):
+        return None
+    _, tenant_id, name = reason.split(" ", 2)
+    return CalendarKey(int(tenant_id), name)
 
 
 class _Turn(NamedTuple):
@@ -45,9 +125,20 @@ class _Turn(NamedTuple):
     def cursor(self) -> datetime | None:
         return None if self.parked is not None else self.owed.cursor
 
+    @property
+    def kept_until(self) -> datetime | None:
+        return None if self.parked is not None else self.owed.kept_until
+
+
+class _Skipped(NamedTuple):
+    """A cursor that cannot be planned, and what it waits for."""
+
+    row: Row
+    reason: str
+
 
 class PlanResult(NamedTuple):
-    """What one turn did: cursors moved, where runs were staged, and whether more cursors wait."""
+    """What one turn did: cursors moved, where runs were staged, and whether there is more to do at once."""
 
     cursors: int
     hints: list[Hint]
@@ -64,16 +155,72 @@ async def measure(db: Database) -> None:
     SCHEDULES_STUCK.set(await db.fetchval("engine", SQL["stuck"]))
 
 
-async def plan(db: Database, horizon: timedelta) -> PlanResult:
+Pick = Callable[[Connection], Awaitable[list[Row]]]
+
+
+async def plan(db: Database, horizon: timedelta, rotation: Rotation | None = None) -> PlanResult:
     """One turn of the planner."""
+    rotation = rotation or Rotation()
+    reasons = await rotation.look(db)
+    each = max(1, WAITING // len(reasons)) if reasons else 0
+    picked: list[Row] = []
+
+    async def pick(connection: Connection) -> list[Row]:
+        asked = (BATCH, rotation.behind, BEHIND, reasons, each, rotation.failed)
+        picked.extend(await connection.fetch(SQL["due"], horizon, *asked))
+        return picked
+
+    try:
+        result = await _turn_over(db, horizon, pick)
+    except Exception as error:
+        if not is_data_error(error):
+            raise
+        result = await _bisect(db, horizon, [_key(row) for row in picked], error)
+    unseen = rotation.go_on(picked, each if _FAILED in reasons else 0)
+    if not picked or not _is_fresh(picked[0]):
+        await db.fetch("engine", SQL["completed"])
+    return result._replace(more=result.more or unseen)
+
+
+def _is_fresh(row: Row) -> bool:
+    """Whether a turn was recorded less than a second ago."""
+    at = row["turned_at"]
+    return at is not None and timedelta(0) <= row["now"] - at < timedelta(seconds=1)
+
+
+async def _bisect(db: Database, horizon: timedelta, keys: Sequence[Key], error: BaseException) -> PlanResult:
+    """Plan these cursors, of which one makes the turn fail: that one waits, the others go on."""
+    if len(keys) == 1:
+        async with db.transaction("plan") as connection:
+            rows = await connection.fetch(SQL["these"], *columns(keys, 2))
+            await _skip(connection, [_failed(row, error) for row in rows])
+        return PlanResult(0, [], False)
+    done = []
+    for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+
+        async def pick(connection: Connection, half: Sequence[Key] = half) -> list[Row]:
+            return await connection.fetch(SQL["these"], *columns(half, 2))  # type: ignore[no-any-return]
+
+        try:
+            done.append(await _turn_over(db, horizon, pick))
+        except Exception as again:
+            if not is_data_error(again):
+                raise
+            done.append(await _bisect(db, horizon, half, again))
+    return PlanResult(sum(r.cursors for r in done), [hint for r in done for hint in r.hints], True)
+
+
+async def _turn_over(db: Database, horizon: timedelta, pick: Pick) -> PlanResult:
+    """Plan the cursors that `pick` locks, as far as the budget goes."""
     async with db.transaction("plan") as connection:
-        rows = await connection.fetch(SQL["due"], horizon, BATCH)
+        rows = await pick(connection)
         if not rows:
             return PlanResult(0, [], False)
-        turns = await _turns(connection, rows, rows[0]["now"] + horizon)
+        turns, skipped = await _turns(connection, rows, rows[0]["now"] + horizon)
+        await _skip(connection, skipped)
         moved = await _advance(connection, turns)
         kept = [turn for turn in turns if turn.row["job_id"] in moved]
-        staged = await stage(connection, [run for turn in kept for run in _runs(turn)])
+        staged = await stage(connection, await _all_runs(kept))
         missed = [m for turn in kept for m in counted(turn.key, turn.row["now"], turn.owed.missed)]
         await note_missed(connection, missed)
         await triggers.use(
@@ -83,29 +230,142 @@ async def plan(db: Database, horizon: timedelta) -> PlanResult:
     PLANNED.inc(len(staged))
     for m in missed:
         MISSED.labels(m.reason).inc(m.how_many)
-    return PlanResult(len(kept), hints(staged), len(rows) == BATCH)
+    full = sum(row["class"] == "due" for row in rows) == BATCH
+    unfinished = len(turns) + len(skipped) < len(rows) or any(turn.kept_until is not None for turn in kept)
+    return PlanResult(len(kept), hints(staged), full or unfinished)
 
 
-async def _turns(connection: Connection, rows: Iterable[Row], until: datetime) -> list[_Turn]:
-    """What to do with each cursor; those that only a node with newer rules of their zone can read are left to it."""
-    ours = [row for row in rows if row["zone_rules"] is None or not is_newer(row["zone_rules"])]
-    known = await calendars.read(connection, map(_calendar, ours))
-    there = {None, *known}
-    counts = await triggers.read_counts(connection, [_key(row) for row in ours if _most(row) is not None])
-    return [_turn(row, until, known, counts) for row in ours if _calendar(row) in there]
+async def _turns(connection: Connection, rows: Sequence[Row], until: datetime) -> tuple[list[_Turn], list[_Skipped]]:
+    """Return what to do with each cursor that the budget reaches, and those that cannot be planned."""
+    read, skipped = _read_all(rows)
+    known = await calendars.read(connection, map(_calendar, read))
+    counts = await triggers.read_counts(connection, [_key(row) for row in read if _most(row) is not None])
+    outages = await _outages(connection, read)
+    turns: list[_Turn] = []
+    budget = _Budget(read)
+    for row in sorted(read, key=_precedence):
+        calendar = _calendar(row)
+        if calendar is not None and calendar not in known:
+            skipped.append(_Skipped(row, _waits_for_calendar(calendar)))
+            continue
+        most = budget.piece(row)
+        if most == 0:
+            continue
+        try:
+            turn = _turn(row, until, calendar and known[calendar], counts, _outages_of(row, outages), most)
+        except Exception as error:  # nobody knows what is in a row that a bug or a hand has written
+            skipped.append(_failed(row, error))
+            continue
+        turns.append(turn)
+        await budget.use(row, len(turn.owed.stage))
+    return turns, skipped
 
 
-def _turn(row: Row, until: datetime, known: Mapping[CalendarKey, Known], counts: Mapping[Key, Count]) -> _Turn:
-    schedule, key = _schedule(row["schedule"]), _calendar(row)
-    table = timetable(schedule, row["anchor"], _seed(row), None if key is None else known[key].calendar)
-    owed = misfire(schedule, table, row["next_fire_at"], row["now"], until)
+def _precedence(row: Row) -> tuple[bool, bool, datetime]:
+    """Those that fall due come before those that waited, and those that are behind come last."""
+    return row["class"] == "behind", row["class"] == "waiting", row["next_fire_at"]
+
+
+def _read_all(rows: Iterable[Row]) -> tuple[list[Row], list[_Skipped]]:
+    """Set those apart whose schedule cannot be read, or only by a node with newer rules of its zone."""
+    read, skipped = [], []
+    for row in rows:
+        try:
+            _schedule(row["schedule"])
+            newer = row["zone_rules"] is not None and is_newer(row["zone_rules"])
+        except Exception as error:
+            skipped.append(_failed(row, error))
+            continue
+        if newer:
+            skipped.append(_Skipped(row, f"rules {row['zone_rules']}"))
+        else:
+            read.append(row)
+    return read, skipped
+
+
+class _Budget:
+    """Share the runs of a turn out to its cursors, evenly. A quarter is kept for those that are behind, if any are."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._behind: int = sum(row["class"] == "behind" for row in rows)
+        self._others = len(rows) - self._behind
+        self._left = RUNS
+        self._kept = RUNS // 4 if self._behind else 0
+        self._computed = 0
+
+    def piece(self, row: Row) -> int:
+        """Return how many runs this cursor may stage now."""
+        if row["class"] == "behind":
+            return min(LARGE_PIECE, -(-self._left // self._behind))
+        return min(PIECE, -(-max(0, self._left - self._kept) // self._others))
+
+    async def use(self, row: Row, runs: int) -> None:
+        """Count what a cursor has staged; let others have the event loop now and then."""
+        self._left -= runs
+        if row["class"] == "behind":
+            self._behind -= 1
+        else:
+            self._others -= 1
+        self._computed += 1 + runs
+        if self._computed >= _YIELD:
+            self._computed = 0
+            await asyncio.sleep(0)
+
+
+async def _outages(connection: Connection, rows: Sequence[Row]) -> list[Outage]:
+    """Return the outages that these cursors may have seen. Cursors that are not late have seen none."""
+    first = min((row["next_fire_at"] for row in rows), default=None)
+    if first is None or first >= rows[0]["now"]:
+        return []
+    found = await connection.fetch(SQL["outages"], first, _OUTAGES)
+    outages = merge_outages(Outage(row["from_at"], row["to_at"]) for row in found)
+    if len(found) >= _OUTAGES:
+        outages[0] = Outage(_BEGINNING, outages[0].end)
+    return outages
+
+
+def _outages_of(row: Row, outages: Sequence[Outage]) -> Sequence[Outage]:
+    """Add the time in which nobody could plan this cursor, if it is more than a minute."""
+    since = row["unplanned_since"]
+    if since is None or row["now"] - since <= SHORTEST_OUTAGE:
+        return outages
+    return merge_outages([*outages, Outage(since, row["now"])])
+
+
+def _turn(
+    row: Row,
+    until: datetime,
+    calendar: Known | None,
+    counts: Mapping[Key, Count],
+    outages: Sequence[Outage],
+    most: int,
+) -> _Turn:
+    schedule = _schedule(row["schedule"])
+    table = timetable(schedule, row["anchor"], _seed(row), calendar and calendar.calendar)
     # No count: an edit has taken it away since `due` read the schedule, and `advance` will notice.
     count = counts.get(_key(row)) if schedule.max_runs is not None else None
-    if schedule.max_runs is None or count is None:
-        return _Turn(row, owed, None)
-    left = count.left(schedule.max_runs)
-    owed = capped(owed, left)
+    left = count.left(schedule.max_runs) if schedule.max_runs is not None and count is not None else None
+    most = most if left is None else min(most, left)
+    owed = plan_occurrences(schedule, table, row["next_fire_at"], until, outages, most, row["kept_until"])
     return _Turn(row, owed, owed.cursor if len(owed.stage) == left else None)
+
+
+def _failed(row: Row, error: BaseException) -> _Skipped:
+    if row["waits_for"] != _FAILED:
+        told = f"{type(error).__name__}: {error}"
+        log.error("a schedule cannot be planned", tenant=row["tenant"], job=row["job_id"], error=told[:500])
+    return _Skipped(row, _FAILED)
+
+
+async def _skip(connection: Connection, skipped: Sequence[_Skipped]) -> None:
+    """Let these cursors wait; those that waited for the same before are left as they are."""
+    new = [
+        (row["place"], row["job_place"], row["job_id"], row["next_fire_at"], row["version"], reason)
+        for row, reason in skipped
+        if row["waits_for"] != reason
+    ]
+    if new:
+        await connection.execute(SQL["skip"], *columns(new, 6))
 
 
 def _key(row: Row) -> Key:
@@ -124,13 +384,13 @@ def _seed(row: Row) -> str:
     return seed_of(row["tenant"], row["name"], row["job_id"])
 
 
-async def _advance(connection: Connection, turns: list[_Turn]) -> set[str]:
+async def _advance(connection: Connection, turns: Sequence[_Turn]) -> set[str]:
     moves = [
-        (row["place"], row["job_place"], row["job_id"], row["next_fire_at"], turn.cursor, row["version"])
-        for turn in turns
-        for row in [turn.row]
+        (row["place"], row["job_place"], row["job_id"], row["next_fire_at"], row["version"], t.cursor, t.kept_until)
+        for t in turns
+        for row in [t.row]
     ]
-    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 6))}
+    return {row["job_id"] for row in await connection.fetch(SQL["advance"], *columns(moves, 7))} if moves else set()
 
 
 async def _complete_missed(connection: Connection, kept: list[_Turn]) -> None:
@@ -138,6 +398,17 @@ async def _complete_missed(connection: Connection, kept: list[_Turn]) -> None:
     over = [turn.key for turn in kept if turn.owed.cursor is None and not turn.owed.stage]
     if over:
         await connection.execute(SQL["complete_missed"], *columns(over, 2))
+
+
+async def _all_runs(turns: Sequence[_Turn]) -> list[NewRun]:
+    runs: list[NewRun] = []
+    made = 0
+    for turn in turns:
+        runs += _runs(turn)
+        if len(runs) - made >= _YIELD:
+            made = len(runs)
+            await asyncio.sleep(0)
+    return runs
 
 
 def _runs(turn: _Turn) -> list[NewRun]:

@@ -1,16 +1,113 @@
--- :name due
--- Cursors that fall due within the horizon. A row that another planner holds is its business.
-select t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
-       t.next_fire_at, j.version, coalesce(j.anchored_at, j.created_at) as anchor,
-       j.schedule, j.zone_rules, now() as now
-  from (select t.ctid as place, t.* from triggers t
-         where t.next_fire_at <= now() + $1::interval
-         order by t.next_fire_at
-         limit $2
-           for no key update skip locked) t
+-- :name job_of_cursor
+-- For `t`, a cursor.
  cross join lateral (
         select j.ctid as place, j.* from jobs j where j.tenant_id = t.tenant_id and j.id = t.job_id limit 1) j
  cross join lateral (select * from tenants n where n.id = t.tenant_id limit 1) n
+
+-- :name due
+-- Lock the cursors of one turn: those that fall due within the horizon; some of those that are behind, in the order of
+-- their ids; and some of those that wait for something that is there now. None of the three hides another. A row that
+-- another planner holds is its business.
+--   $1 horizon  $2 at most so many that are due  $3 those behind this id  $4 at most so many that are behind
+--   $5 what waiting cursors can have now  $6 at most so many for each  $7 of those that failed, those behind this id
+select t.class, t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
+       t.next_fire_at, t.unplanned_since, t.waits_for, t.kept_until, j.version,
+       coalesce(j.anchored_at, j.created_at) as anchor, j.schedule, j.zone_rules, now() as now,
+       (select p.turned_at from planner p) as turned_at
+  from (select d.*
+          from (select 'due' as class, t.ctid as place, t.* from triggers t
+                 where t.next_fire_at <= now() + $1::interval and t.kept_until is null and t.waits_for is null
+                 order by t.next_fire_at
+                 limit $2
+                   for no key update skip locked) d
+        union all
+        select b.*
+          from (select 'behind' as class, t.ctid as place, t.* from triggers t
+                 where t.kept_until is not null and t.waits_for is null and t.job_id > $3::uuid
+                 order by t.job_id
+                 limit $4
+                   for no key update skip locked) b
+        union all
+        select w.*
+          from unnest($5::text[]) as k(reason)
+         cross join lateral (
+                select 'waiting' as class, t.ctid as place, t.* from triggers t
+                 where t.waits_for = k.reason and (k.reason <> 'error' or t.job_id > $7::uuid)
+                 order by t.job_id
+                 limit $6
+                   for no key update skip locked) w) t
+-- :include job_of_cursor
+
+-- :name these
+-- Lock these cursors, as `due` does: one of them made a turn fail.
+select 'due' as class, t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
+       t.next_fire_at, t.unplanned_since, t.waits_for, t.kept_until, j.version,
+       coalesce(j.anchored_at, j.created_at) as anchor, j.schedule, j.zone_rules, now() as now,
+       (select p.turned_at from planner p) as turned_at
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, job_id)
+ cross join lateral (
+        select t.ctid as place, t.* from triggers t
+         where t.tenant_id = k.tenant_id and t.job_id = k.job_id and t.next_fire_at is not null
+         limit 1
+           for no key update skip locked) t
+-- :include job_of_cursor
+
+-- :name reasons
+-- What cursors wait for, $2 at most behind $1, skipping from one to the next in the index.
+with recursive known as (
+    (select t.waits_for, 1 as place from triggers t where t.waits_for > $1 order by t.waits_for limit 1)
+    union all
+    select n.waits_for, k.place + 1
+      from known k
+     cross join lateral (
+            select t.waits_for from triggers t where t.waits_for > k.waits_for order by t.waits_for limit 1) n
+     where k.place < $2
+)
+select waits_for from known
+
+-- :name gap
+-- The time since the last completed turn is an outage if it is more than a minute.
+    insert into outages (from_at, to_at)
+    select p.turned_at, now() from planner p where p.turned_at < now() - interval '60 seconds'
+
+-- :name outages
+-- Outages that a cursor at $1 may have seen, with the one that ends now; the newest $2 of them. If this turn is not
+-- completed, the next one makes the outage longer.
+with gap as (
+-- :include gap
+        on conflict (from_at) do update set to_at = greatest(outages.to_at, excluded.to_at)
+    returning from_at, to_at
+)
+select from_at, to_at from gap
+union all
+(select o.from_at, o.to_at from outages o where o.to_at > $1 order by o.to_at desc limit $2)
+
+-- :name completed
+-- Record that a turn was completed, once a second at most. An outage that the turn has seen keeps its end. A clock that
+-- was set back leaves nothing in the future: what is recorded there never was.
+with gap as (
+-- :include gap
+        on conflict do nothing
+),
+unreal as (
+    delete from outages o where o.to_at > now() and o.from_at >= now()
+),
+cut as (
+    update outages o set to_at = now() where o.to_at > now() and o.from_at < now()
+),
+old as (
+    delete from outages o where o.to_at < now() - interval '400 days'
+)
+insert into planner (turned_at) values (now())
+    on conflict (only_row) do update set turned_at = excluded.turned_at
+ where planner.turned_at not between now() - interval '1 second' and now()
+
+-- :name unchanged
+ cross join lateral (
+        select f.ctid as place, f.job_id, f.next_fire_at from triggers f where f.ctid = n.place limit 1) f
+ cross join lateral (select j.id, j.version from jobs j where j.ctid = n.job_place limit 1) j
+ where f.job_id = n.job_id and f.next_fire_at = n.was and j.id = n.job_id and j.version = n.version
+   and t.ctid = f.place
 
 -- :name advance
 -- Compare-and-set: an occurrence is materialised once, whoever plans and whatever their clocks.
@@ -19,15 +116,19 @@ select t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::t
 -- Both rows are found at the place where `due` saw them, so that this costs the same however many schedules there are.
 -- A job that was changed has moved; what else may have come to its place has another id.
 update triggers t
-   set next_fire_at = n.next
-  from unnest($1::tid[], $2::tid[], $3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::int[])
-       as n(place, job_place, job_id, was, next, version)
- cross join lateral (
-        select f.ctid as place, f.job_id, f.next_fire_at from triggers f where f.ctid = n.place limit 1) f
- cross join lateral (select j.id, j.version from jobs j where j.ctid = n.job_place limit 1) j
- where f.job_id = n.job_id and f.next_fire_at = n.was and j.id = n.job_id and j.version = n.version
-   and t.ctid = f.place
+   set next_fire_at = n.next, kept_until = n.kept_until, unplanned_since = null, waits_for = null
+  from unnest($1::tid[], $2::tid[], $3::uuid[], $4::timestamptz[], $5::int[], $6::timestamptz[], $7::timestamptz[])
+       as n(place, job_place, job_id, was, version, next, kept_until)
+-- :include unchanged
 returning t.job_id::text as job_id
+
+-- :name skip
+-- Cursors that this turn could not plan wait, where they stand, by the same compare-and-set.
+update triggers t
+   set waits_for = n.reason, unplanned_since = coalesce(t.unplanned_since, least(t.next_fire_at, now()))
+  from unnest($1::tid[], $2::tid[], $3::uuid[], $4::timestamptz[], $5::int[], $6::text[])
+       as n(place, job_place, job_id, was, version, reason)
+-- :include unchanged
 
 -- :name complete_missed
 -- One-time jobs that get no run any more. Whoever holds the job may want its trigger, which we hold: then this turn
@@ -62,7 +163,7 @@ select k.tenant_id, k.job_id::text as job_id
 
 -- :name take_back
 -- A statement of its own, after the locks, so that it sees what whoever held them before has written. A parked cursor goes
--- on where it stood; under a pause, it is held there.
+-- on where it stood; under a pause, it is held there. Nobody planned it meanwhile.
 with gone as (
     delete from unclaimed u
      using unnest($1::int[], $2::uuid[]) as k(tenant_id, job_id)
@@ -83,7 +184,8 @@ counted as (
 )
 update triggers t
    set next_fire_at = case when b.state = 'active' then b.parked end,
-       held_at = case when b.state = 'paused' then b.parked end
+       held_at = case when b.state = 'paused' then b.parked end,
+       unplanned_since = b.parked
   from back b
  cross join lateral (
         select t.ctid as place from triggers t
@@ -97,8 +199,20 @@ delete from unclaimed u
  where not exists (select from run_counts c where c.tenant_id = u.tenant_id and c.job_id = u.job_id)
 
 -- :name stuck
--- How many cursors nobody has moved for a minute after their instant, as far as ten thousand.
-select count(*) from (select from triggers where next_fire_at < now() - interval '60 seconds' limit 10000) t
+-- How many cursors stand where they stood a minute after their instant, as far as ten thousand of each class.
+select (select count(*)
+          from (select from triggers
+                 where next_fire_at < now() - interval '60 seconds' and kept_until is null and waits_for is null
+                 limit 10000) t)
+     + (select count(*)
+          from (select next_fire_at from triggers
+                 where kept_until is not null and waits_for is null
+                   and job_id > '00000000-0000-0000-0000-000000000000'
+                 limit 10000) t
+         where t.next_fire_at < now() - interval '60 seconds')
+     + (select count(*)
+          from (select next_fire_at from triggers where waits_for > '' limit 10000) t
+         where t.next_fire_at < now() - interval '60 seconds')
 
 -- :name next_due
-select min(next_fire_at) from triggers where next_fire_at is not null
+select min(next_fire_at) from triggers where next_fire_at is not null and kept_until is null and waits_for is null

@@ -1,16 +1,42 @@
-"""What becomes of the occurrences a cursor owes: on time, staged; late, as its misfire rule says."""
+"""Decide what becomes of the occurrences that a cursor owes.
+
+An occurrence that fell due during an outage (nobody planned, or nobody could plan its schedule) is a misfire and goes
+through the misfire rule of its schedule. Every other occurrence is staged, however late the planner reaches it. The
+decision about an outage depends on the outage, the schedule and the cursor only, never on the time at which it is made:
+a planner may catch up in as many turns as it likes and makes the same rows.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tocsin.model.job import Schedule
+from tocsin.model.job import Misfire, Schedule
 from tocsin.model.timetable import TICK, Once, Timetable
 
-# An occurrence the planner reaches later than this is a misfire (downtime), not a delay.
-LATE = timedelta(seconds=60)
+# A shorter time without a planner, or without a worker, is a delay and not an outage.
+SHORTEST_OUTAGE = timedelta(seconds=60)
+
+
+class Outage(NamedTuple):
+    """A span of time, its start included and its end excluded, in which nobody planned a schedule."""
+
+    start: datetime
+    end: datetime
+
+
+def merge_outages(outages: Iterable[Outage]) -> list[Outage]:
+    """Return the same time as outages that are in order and apart from each other."""
+    merged: list[Outage] = []
+    for outage in sorted(outages):
+        if merged and outage.start <= merged[-1].end:
+            merged[-1] = Outage(merged[-1].start, max(merged[-1].end, outage.end))
+        else:
+            merged.append(outage)
+    return merged
 
 
 def due_between(
@@ -41,44 +67,51 @@ class Missed:
 
 
 class Planned(NamedTuple):
-    """What to do with the occurrences a cursor owes, and where it stands afterwards."""
+    """Occurrences to stage, occurrences to count as missed, and the cursor after that.
+
+    `kept_until` is set if the cursor still owes occurrences that could be staged now: those before `kept_until` were
+    judged and are to run.
+    """
 
     stage: list[datetime]
     missed: list[Missed]
     cursor: datetime | None
+    kept_until: datetime | None = None
 
 
-def misfire(
+def plan_occurrences(
     schedule: Schedule | None,
     table: Timetable,
     cursor: datetime,
-    now: datetime,
-    horizon_until: datetime,
+    until: datetime,
+    outages: Sequence[Outage] = (),
     most: int = 1000,
+    kept_until: datetime | None = None,
 ) -> Planned:
-    """Share out what is owed from `cursor` to `horizon_until`: each occurrence is staged or counted as missed, once.
+    """Stage or count each occurrence from `cursor` up to and including `until`, once; stage `most` of them at most.
 
-    Those more than a minute late go through the schedule's misfire rule. The work does not grow with how many were
-    missed (cron: one step a day). At most `most` that are on time are staged; the cursor then stands on the next.
+    `outages` are in order and apart from each other. The work grows with what is staged, not with what was missed
+    (cron: one step a day).
     """
-    late_end = min(now - LATE, horizon_until + TICK)
-    if cursor >= late_end:
-        stage, following = due_between(table, cursor, horizon_until, most)
-        return Planned(stage, [], following)
-    on_time = _following(table, max(cursor, late_end - TICK))
-    # One that is due and not late is the latest: it stands for those before it.
-    superseded = on_time is not None and on_time <= now
-    rescued, missed = _share_late(schedule, _Owed(table, cursor), now, late_end, superseded)
-    if on_time is None:
-        return Planned(rescued, missed, None)
-    stage, following = due_between(table, on_time, horizon_until, most)
-    return Planned(rescued + stage, missed, following)
-
-
-def capped(planned: Planned, most: int) -> Planned:
-    """The same with `most` staged at most; the cursor stands on the first that is left."""
-    stage, missed, _ = planned
-    return planned if len(stage) <= most else Planned(stage[:most], missed, stage[most])
+    rule = (schedule or Schedule()).misfire
+    stage: list[datetime] = []
+    missed: list[Missed] = []
+    at: datetime | None = cursor
+    while at is not None and at <= until and len(stage) < most:
+        kept = kept_until is not None and at < kept_until
+        place = bisect_right(outages, at, key=lambda o: o.end)
+        outage = outages[place] if place < len(outages) else None
+        if outage is not None and outage.start <= at and not kept:
+            at, rows = _judge(rule, _Owed(table, at), outage.end)
+            missed += rows
+            kept_until = outage.end
+        else:
+            end = kept_until if kept else outage and outage.start
+            due, at = due_between(table, at, until if end is None else min(until, end - TICK), most - len(stage))
+            stage += due
+    if at is None or at > until:
+        return Planned(stage, missed, at)
+    return Planned(stage, missed, at, at if kept_until is None else max(at, kept_until))
 
 
 class _Owed:
@@ -101,31 +134,54 @@ class _Owed:
         found = None if instant <= self.cursor else self.table.next_after(instant - TICK)
         return found or self.cursor
 
+    def count_between(self, start: datetime, end: datetime) -> int:
+        """How many are owed from `start`, which lies behind the cursor, to before `end`."""
+        return self.table.count(start - TICK, end)
+
+    def next_from(self, instant: datetime) -> datetime | None:
+        """The first that is owed at or after an instant."""
+        if instant <= self.cursor:
+            return self.cursor
+        return None if isinstance(self.table, Once) else self.table.next_after(instant - TICK)
+
     def missed(self, reason: str, start: datetime, end: datetime) -> list[Missed]:
         """The occurrences in [start, end) as one row, or none."""
         count = self.count_before(end) - self.count_before(start)
         return [Missed(reason, count, self.first_from(start), self.last_before(end))] if count > 0 else []
 
 
-def _share_late(
-    schedule: Schedule | None, owed: _Owed, now: datetime, late_end: datetime, superseded: bool
-) -> tuple[list[datetime], list[Missed]]:
-    rule = (schedule or Schedule()).misfire
-    window_start = min(max(owed.cursor, minus(now, rule.window.delta)), late_end)
-    most = {"latest": 0 if superseded else 1, "all": rule.max, "skip": 0}[rule.policy]
-    rescued: list[datetime] = []
-    rescued_from = late_end
-    while len(rescued) < most and rescued_from > window_start:
-        latest = owed.last_before(rescued_from)
-        if latest < window_start:
-            break
-        rescued.append(latest)
-        rescued_from = latest
-    rescued.reverse()
-    if rule.policy != "latest":
-        return rescued, owed.missed("misfire_expired", owed.cursor, rescued_from)
-    expired = owed.missed("misfire_expired", owed.cursor, window_start)
-    return rescued, expired + owed.missed("coalesced", window_start, rescued_from)
+def _judge(rule: Misfire, owed: _Owed, end: datetime) -> tuple[datetime | None, list[Missed]]:
+    """Apply the misfire rule to what is owed before the end of an outage; return where the cursor goes on, and what is
+    counted as missed. The window is measured from the end: catching up may take long and changes nothing."""
+    window_start = min(max(owed.cursor, minus(end, rule.window.delta)), end)
+    kept_from = _kept_from(rule, owed, window_start, end)
+    if rule.policy == "latest":
+        missed = owed.missed("misfire_expired", owed.cursor, window_start)
+        missed += owed.missed("coalesced", window_start, kept_from)
+    else:
+        missed = owed.missed("misfire_expired", owed.cursor, kept_from)
+    return owed.next_from(kept_from), missed
+
+
+def _kept_from(rule: Misfire, owed: _Owed, start: datetime, end: datetime) -> datetime:
+    """From when on occurrences before `end` are kept; `end` if none is."""
+    if rule.policy == "skip":
+        return end
+    if rule.policy == "latest":
+        latest = owed.last_before(end)
+        return latest if latest >= start else end
+    if owed.count_before(end) - owed.count_before(start) <= rule.max:
+        return start
+    # There are more. Look back in steps that double until they hold more than enough, then halve.
+    step = timedelta(seconds=1)
+    low, high = max(end - step, start), end
+    while low > start and owed.count_between(low, end) <= rule.max:
+        step *= 2
+        low, high = max(minus(end, step), start), low
+    while high - low > TICK:
+        middle = low + (high - low) / 2
+        low, high = (middle, high) if owed.count_between(middle, end) > rule.max else (low, middle)
+    return high
 
 
 def minus(instant: datetime, delta: timedelta) -> datetime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from tocsin.flow.plan import next_due, plan, take_back
+from tocsin.flow.plan import Rotation, next_due, plan, take_back
 from tocsin.flow.shared.transitions import Hint
 from tocsin.node.loop import Loop
 from tocsin.store.db import Database
@@ -21,10 +21,11 @@ class Planner(Loop):
         self._db = db
         self._horizon = horizon
         self._hint = hint
+        self._rotation = Rotation()
 
     async def run_once(self) -> float:
         await take_back(self._db)
-        result = await plan(self._db, self._horizon)
+        result = await plan(self._db, self._horizon, self._rotation)
         if result.hints:
             self._hint(result.hints)
         if result.more:

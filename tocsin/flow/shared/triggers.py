@@ -45,9 +45,16 @@ async def lock(connection: Connection, job: Key) -> Row | None:
     return await connection.fetchrow(SQL["lock"], *job)
 
 
-async def put(connection: Connection, job: Key, at: datetime | None, paused: bool = False) -> None:
-    """Set the cursor, or that which a pause holds. Lock the job first."""
-    await connection.execute(SQL["put"], *job, *((None, at) if paused else (at, None)))
+async def put(
+    connection: Connection,
+    job: Key,
+    at: datetime | None,
+    paused: bool = False,
+    unplanned_since: datetime | None = None,
+) -> None:
+    """Set the cursor, or that which a pause holds. Lock the job first. From `unplanned_since` on nobody could plan it:
+    what fell due since then is a misfire."""
+    await connection.execute(SQL["put"], *job, *((None, at) if paused else (at, None)), unplanned_since)
 
 
 async def begin_counting(connection: Connection, jobs: Sequence[Key]) -> None:

@@ -2,12 +2,16 @@
 select t.next_fire_at, t.held_at from triggers t where t.tenant_id = $1 and t.job_id = $2 for no key update
 
 -- :name put
--- The job's lock keeps it at one row a job.
+-- The job's lock keeps it at one row a job. A cursor that stays where it stood has been unplanned for as long as before.
 with there as (
-    update triggers t set next_fire_at = $3, held_at = $4 where t.tenant_id = $1 and t.job_id = $2 returning t.job_id
+    update triggers t
+       set next_fire_at = $3, held_at = $4, waits_for = null, kept_until = null,
+           unplanned_since = case when $3 = t.next_fire_at then t.unplanned_since else $5 end
+     where t.tenant_id = $1 and t.job_id = $2
+    returning t.job_id
 )
-insert into triggers (tenant_id, job_id, next_fire_at, held_at)
-select $1, $2, $3, $4 where not exists (select from there)
+insert into triggers (tenant_id, job_id, next_fire_at, held_at, unplanned_since)
+select $1, $2, $3, $4, $5 where not exists (select from there)
 
 -- :name count
 insert into run_counts (tenant_id, job_id)
