@@ -12,7 +12,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-container test-time simulate graphs fuzz chaos check format bench audit sbom lock clean
+.PHONY: help install up demo test test-container test-proxies test-time simulate graphs fuzz chaos check format bench audit sbom lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ test-container: $(VENV)/.dev ## Run jobs in containers of a real podman; install
 	@command -v podman >/dev/null && command -v crun >/dev/null && command -v busybox >/dev/null || \
 		apt-get install --yes --no-install-recommends podman crun busybox-static
 	$(RUN) -m pytest tests/worker/test_container.py tests/worker/conformance -k container $(ARGS)
+
+test-proxies: $(VENV)/.dev ## Send requests that smuggle to the server behind haproxy and nginx; installs both (Debian, as root)
+	@command -v haproxy >/dev/null && command -v nginx >/dev/null || \
+		apt-get install --yes --no-install-recommends haproxy nginx-light
+	$(RUN) -m pytest tests/node/test_http_proxies.py $(ARGS)
 
 test-time: $(VENV)/.dev ## Hold schedules to a brute-force oracle at every move of every clock, 1970-2037 (half an hour)
 	$(RUN) -m tests.time

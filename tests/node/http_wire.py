@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from types import FrameType
 
 from tocsin.errors import ApiProblem
 from tocsin.node.server.protocol import HttpConnection, HttpServer, Reply, Request, problem
@@ -99,41 +101,77 @@ async def echo(request: Request) -> Reply:
     return Reply(json.dumps({**seen, "headers": request.headers, "body": body.decode("latin-1")}).encode())
 
 
-def read_answers(data: bytes, methods: list[str]) -> list[Answer]:
-    """Split answers by their own framing; `methods`: of the requests, in order, because HEAD has no body."""
-    found: list[Answer] = []
-    order = iter(methods)
-    while data:
-        head, end, data = data.partition(b"\r\n\r\n")
-        assert end, f"a head that does not end: {head!r}"
-        first, *lines = head.decode("latin-1").split("\r\n")
-        status = int(first.split(" ")[1])
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        if status == 100:
-            continue
-        body, data = _body(data, headers, status, next(order, "GET"))
-        found.append(Answer(status, headers, body))
+def read_answers(data: bytes, methods: list[str], *, closed: bool = True) -> list[Answer]:
+    """Split answers by their own framing; raises if bytes are left over.
+
+    `methods`: of the requests, in order, because an answer to HEAD has no body.
+    """
+    found, rest = split_answers(data, methods, closed=closed)
+    assert not rest, f"these bytes are no whole answer: {rest!r}"
     return found
 
 
-def _body(data: bytes, headers: dict[str, str], status: int, method: str) -> tuple[bytes, bytes]:
-    if method == "HEAD" or status in (204, 304):
+def split_answers(data: bytes, methods: list[str], *, closed: bool) -> tuple[list[Answer], bytes]:
+    """Split whole answers from what follows them. A body without framing ends when the connection is `closed`."""
+    found: list[Answer] = []
+    order = iter(methods)
+    while data:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        if not end or not head.startswith(b"HTTP/1."):
+            break
+        first, *lines = head.decode("latin-1").split("\r\n")
+        status = int(first.split(" ")[1])
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        if status != 100:
+            body, after = _body(rest, headers, "HEAD" if status in (204, 304) else next(order, "GET"), closed)
+            if after is None:
+                break
+            found.append(Answer(status, headers, body))
+            rest = after
+        data = rest
+    return found, data
+
+
+def _body(data: bytes, headers: dict[str, str], method: str, closed: bool) -> tuple[bytes, bytes | None]:
+    """Return the body and what follows it, or None there if the body is not whole."""
+    if method == "HEAD":
         return b"", data
     if headers.get("transfer-encoding") == "chunked":
         return _chunks(data)
     if "content-length" not in headers:
-        return data, b""
+        return (data, b"") if closed else (b"", None)
     length = int(headers["content-length"])
-    assert len(data) >= length, f"a body that is cut: {data!r}"
-    return data[:length], data[length:]
+    return (data[:length], data[length:]) if len(data) >= length else (b"", None)
 
 
-def _chunks(data: bytes) -> tuple[bytes, bytes]:
+def _chunks(data: bytes) -> tuple[bytes, bytes | None]:
     body = b""
     while True:
-        size, _, data = data.partition(b"\r\n")
+        size, end, data = data.partition(b"\r\n")
+        if not end:
+            return b"", None
         length = int(size, 16)
+        if len(data) < length + 2:
+            return b"", None
         body, end, data = body + data[:length], data[length : length + 2], data[length + 2 :]
-        assert end == b"\r\n", "a chunk that is cut"
+        assert end == b"\r\n", "a chunk is longer than its size"
         if not length:
             return body, data
+
+
+async def counted_calls(wire: MemoryWire, data: bytes) -> int:
+    """Return how many calls the connection makes for these bytes, delivered in one piece."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    await wire.settle()
+    sys.setprofile(count)
+    try:
+        wire.connection.data_received(data)
+    finally:
+        sys.setprofile(None)
+    await wire.settle()
+    return calls

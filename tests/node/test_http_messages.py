@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import tracemalloc
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from tests import PATIENCE
-from tests.node.http_wire import MemoryWire
+from tests.node.http_wire import MemoryWire, counted_calls
 from tocsin.node.server import heads
 from tocsin.node.server.protocol import Reply, Request
 
@@ -79,24 +77,6 @@ async def test_many_fields_of_one_name_cost_no_more_steps_than_the_limit_allows(
     ]
     assert [answer.status for answer in (*few.answers, *many.answers)] == [431, 431]
     assert max(steps) < 2000 and abs(steps[1] - steps[0]) < 10, f"every field of the message was read: {steps}"
-
-
-async def counted_calls(wire: MemoryWire, data: bytes) -> int:
-    """Return how many calls the connection makes for these bytes, delivered in one piece."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    await wire.settle()
-    sys.setprofile(count)
-    try:
-        wire.connection.data_received(data)
-    finally:
-        sys.setprofile(None)
-    await wire.settle()
-    return calls
 
 
 async def test_repeated_fields_are_joined_in_order() -> None:
