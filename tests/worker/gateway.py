@@ -54,6 +54,9 @@ class Gateway:
         self.workflows: dict[str, Any] = {}
         self.refuse_job: tuple[int, dict[str, Any]] | None = None
         self.payloads: dict[str, bytes] = {}
+        self.payloads_wait = asyncio.Event()  # until then whoever fetches one waits
+        self.payloads_wait.set()
+        self.payloads_asked = 0
         self.parents: dict[tuple[str, str], Any] = {}  # by (run_id, token)
         self.claims_open = 0
         self.claims: list[wire.Claim] = []
@@ -315,6 +318,9 @@ class Gateway:
         return web.json_response(found) if found is not None else web.Response(status=404)
 
     async def _payload(self, request: web.Request) -> web.Response:
+        self.payloads_asked += 1
+        await self._tell()
+        await self.payloads_wait.wait()
         found = self.payloads.get(request.match_info["token"])
         return web.Response(status=404) if found is None else web.Response(body=found, content_type="application/json")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -44,6 +45,9 @@ class Opened(NamedTuple):
     args: Any = None
     path: str | None = None
     sha256: str = ""
+
+
+Opener = Callable[[], Coroutine[Any, Any, Opened | ApiProblem]]
 
 
 class _Ticket(msgspec.Struct, array_like=True):
@@ -85,12 +89,17 @@ class Payloads:
 
     async def open(self, asked: Mapping[str, Asked], by_url: bool) -> dict[str, Opened | ApiProblem]:
         """The arguments of these runs; `by_url`: as far as may be, where to fetch them."""
+        openers = await self.openers(asked, by_url)
+        found = await asyncio.gather(*(opener() for opener in openers.values()))
+        return dict(zip(openers, found, strict=True))
+
+    async def openers(self, asked: Mapping[str, Asked], by_url: bool) -> dict[str, Opener]:
+        """For each of these runs, how to open its arguments."""
         sealing = {(a.tenant_id, a.packed.data_key) for a in asked.values() if a.packed.data_key}
         keys = await self._data_keys.read(sealing)
         if sealing:
             asked = await self._as_sealed(asked)
-        found = await asyncio.gather(*(self._open(a, keys, by_url) for a in asked.values()))
-        return dict(zip(asked, found, strict=True))
+        return {run_id: functools.partial(self._open, a, keys, by_url) for run_id, a in asked.items()}
 
     async def _as_sealed(self, asked: Mapping[str, Asked]) -> dict[str, Asked]:
         """The same, each with the job that its arguments were sealed for: of a workflow run that is the workflow."""

@@ -396,17 +396,19 @@ def _count(batch: list[Ending], done: set[RunKey], answered: int) -> None:
 
 
 class Returned(NamedTuple):
-    """One run handed back by (or taken back from) a living worker before it started."""
+    """One run handed back by (or taken back from) a living worker before it started; not to be claimed again for so
+    many seconds."""
 
     worker_id: str
     run_id: str
     fence: int
+    delay: float = 0.0
 
 
 async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
-    """Make these runs claimable again at once; nothing is burned."""
+    """Make these runs claimable again, at once or after their delay; nothing is burned."""
     async with db.transaction("give_back", "vital") as connection:
-        rows = await connection.fetch(SQL["give_back"], *columns(returned, 3))
+        rows = await connection.fetch(SQL["give_back"], *columns(returned, 4))
         ended = [row for row in rows if row["job_id"] is not None]
         limits = {key for row in ended for key in gates(Key(row["tenant_id"], row["job_id"]), row["key_id"])}
         await lock_limits(connection, limits)

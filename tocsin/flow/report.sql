@@ -172,16 +172,19 @@ select i.n::int as n,
 -- :name give_back
 -- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to
 -- be stopped. By key and not by place, as above: a cancel may have moved the row meanwhile.
--- → staged if its instant has not come: then it is as if it had never been claimed, so that its deadline counts and a
--- pause or an edit retracts it. Only the fence stays as high as it was.
+-- → staged if its instant has not come, or if it is not to be claimed for a while ($4 seconds): then it is as if it had
+-- never been claimed, so that its deadline counts and a pause or an edit retracts it. Only the fence stays as high as it
+-- was.
 with told as (
-    select * from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
+    select t.worker_id, t.id, t.fence,
+           case when t.delay > 0 then now() + t.delay * interval '1 second' end as not_before
+      from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::float8[]) as t(worker_id, id, fence, delay)
 ),
 held as materialized (
-    select r.tenant_id, r.id, r.stop_reason
+    select r.tenant_id, r.id, r.stop_reason, t.not_before, greatest(r.ready_at, t.not_before) > now() as early
       from told t
      cross join lateral (
-            select r.tenant_id, r.id, r.stop_reason from runs r
+            select r.tenant_id, r.id, r.stop_reason, r.ready_at from runs r
              where (r.worker_id, r.id) between (t.worker_id, t.id) and (t.worker_id, t.id)
                and r.state in ('running', 'stopping')
                and r.fence = t.fence
@@ -190,8 +193,8 @@ held as materialized (
 ),
 back as (
     update runs r
-       set state = case when r.ready_at > now() then 'staged' else 'ready' end,
-           attempt = r.attempt - (r.ready_at > now())::int, worker_id = null, claim_id = null
+       set state = case when h.early then 'staged' else 'ready' end, attempt = r.attempt - h.early::int,
+           ready_at = greatest(r.ready_at, h.not_before), worker_id = null, claim_id = null
       from held h
      where h.stop_reason is null and (r.tenant_id, r.id) between (h.tenant_id, h.id) and (h.tenant_id, h.id)
     returning r.tenant_id, r.id, r.fence, r.lane_id, r.ready_at, r.order_key

@@ -5,15 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from tocsin.flow.report import Ending, Reported, report, set_apart, weigh
 from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint
+from tocsin.model.access import Identity
+from tocsin.model.masks import Mask
 from tocsin.model.retry import RetryBudgets
 from tocsin.node.group import GroupCommit
 from tocsin.store.db import Database
+from tocsin.wire import Completion, Finished, RunError
 
 _MOST = 20  # reports in one commit
+_UNTIL_NOW = 1e11  # milliseconds: longer than any attempt, and no attempt ends after now
 
 
 class Ends:
@@ -60,3 +66,23 @@ class Ends:
         if done.folded:
             self.on_folded()
         return [done] * len(batches)
+
+
+def completed(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> Finished:
+    """The end of an attempt as its own token tells it."""
+    error, result = body.error, body.result
+    if mask is not None:
+        error = error and msgspec.structs.replace(
+            error, class_=mask.text(error.class_), message=mask.text(error.message)
+        )
+        result = mask.value(result)
+    return Finished(
+        run_id=who.key_id,
+        attempt=attempt,
+        fence=who.fence,
+        tenant=who.tenant_id,
+        outcome=body.outcome,
+        ran_ms=_UNTIL_NOW,
+        error=None if error is None else RunError(class_=error.class_, message=error.message),
+        result=result,
+    )

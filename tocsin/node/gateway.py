@@ -29,7 +29,7 @@ from tocsin.model.retry import RetryBudgets
 from tocsin.model.scalars import Instant
 from tocsin.model.strict import untold
 from tocsin.node.dispatcher import Dispatcher, Poll
-from tocsin.node.ends import Ends
+from tocsin.node.ends import Ends, completed
 from tocsin.node.group import GroupCommit
 from tocsin.node.handover import Courier, can_be_told, complete
 from tocsin.settings import Settings
@@ -60,7 +60,8 @@ _MOST_PLAIN = 200_000
 _MOST_GIVEN_BACK = 1_000
 _MOST_BACKLOG = 2**40
 _FEW_SESSIONS, _LONG_GONE = 1_000, 10  # sessions before any is forgotten, and for how many leases it was not heard of
-_UNTIL_NOW = 1e11  # milliseconds: longer than any attempt, and no attempt ends after now
+_STORAGE_PATIENCE = 0.25  # seconds that a claim's answer waits for payloads
+_COME_AGAIN = 1.0  # seconds after which a run is claimed again whose payload did not come
 
 
 @dataclass
@@ -233,7 +234,7 @@ class Gateway:
         if found.outcome is not None:
             return []
         mask = await self._mask(found.run)
-        done = await self.ends.add([Ending(found.worker_id, _ended(who, found.attempt, body, mask))])
+        done = await self.ends.add([Ending(found.worker_id, completed(who, found.attempt, body, mask))])
         if done.postponed:
             raise PartitionMissing("the end cannot be stored yet: try again in a moment", headers={"retry-after": "1"})
         if not done.accepted:
@@ -390,6 +391,14 @@ class Gateway:
         if rows:
             await self._give_back([Returned(worker_id, row["id"], row["fence"]) for row in rows])
 
+    async def _put_off(self, session: Session, rows: list[Row], late: Collection[str]) -> list[Row]:
+        """Hand back runs whose payload has not come in time; it is read on meanwhile. Return the other runs."""
+        worker_id = session.worker.id
+        await self._give_back(
+            [Returned(worker_id, row["id"], row["fence"], _COME_AGAIN) for row in rows if row["id"] in late]
+        )
+        return [row for row in rows if row["id"] not in late]
+
     async def _give_back(self, returned: list[Returned]) -> set[RunKey]:
         done = await give_back(self._db, returned)
         self._hint(done.hints)
@@ -414,9 +423,13 @@ class Gateway:
         first = ((row["tenant_id"], row["job_id"]) for row in rows if row["attempt"] == 1)
         self._budgets.started(first, len(rows), time.monotonic())
         known = await self._specs.get({_spec_key(row) for row in rows})
-        handed = await self._courier.fetch(rows, known, body.payload_urls, body.content_urls and shared)
+        by_url = body.content_urls and shared
+        handed = await self._courier.fetch(rows, known, body.payload_urls, by_url, patience=_STORAGE_PATIENCE)
+        if handed.late:
+            rows = await self._put_off(session, rows, handed.late)
+            known = {key: stored for key, stored in known.items() if key in set(map(_spec_key, rows))}
         known |= handed.specs
-        refused = handed.refused
+        refused = {run_id: why for run_id, why in handed.refused.items() if run_id not in handed.late}
         if packed and not all(stored.packs for stored in known.values()):
             refused |= {row["id"]: untold() for row in rows if not known[_spec_key(row)].packs}
             known = {key: stored for key, stored in known.items() if stored.packs}
@@ -539,26 +552,6 @@ class Gateway:
         for run_id, fence in set(running) - {(run.id, run.fence) for run in book}:
             if run_id not in told and run_id not in known:
                 session.orders.append(StopOrder(run_id=run_id, fence=fence, reason="ended", ended=True))
-
-
-def _ended(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> Finished:
-    """The end of an attempt as its own token tells it."""
-    error, result = body.error, body.result
-    if mask is not None:
-        error = error and msgspec.structs.replace(
-            error, class_=mask.text(error.class_), message=mask.text(error.message)
-        )
-        result = mask.value(result)
-    return Finished(
-        run_id=who.key_id,
-        attempt=attempt,
-        fence=who.fence,
-        tenant=who.tenant_id,
-        outcome=body.outcome,
-        ran_ms=_UNTIL_NOW,
-        error=None if error is None else RunError(class_=error.class_, message=error.message),
-        result=result,
-    )
 
 
 def _shared_specs(known: dict[SpecKey, StoredSpec], packed: bool) -> dict[str, msgspec.Raw]:

@@ -4,6 +4,8 @@ of a claim at once; for runs that want nothing nobody is asked."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from tocsin.flow.shared.contents import Contents
 from tocsin.flow.shared.specs import SpecKey, StoredSpec
 from tocsin.model.masks import Mask, confidential
 from tocsin.model.packed import packed_in
+from tocsin.node.reads import Read, Reads
 from tocsin.store.db import Row
 from tocsin.wire import ClaimedRun, Fetch, encode_msgpack
 
@@ -34,26 +37,34 @@ class Given:
 
 class Handover(NamedTuple):
     """By run: what it is given, and why it cannot be handed over; most runs stand in neither. By job: its document
-    with all that its target says, and what of that its worker is to fetch; most jobs stand in neither."""
+    with all that its target says, and what of that its worker is to fetch; most jobs stand in neither. `late`: runs for
+    which something is still being read."""
 
     given: dict[str, Given]
     refused: dict[str, ApiProblem]
     specs: dict[SpecKey, StoredSpec]
     contents: dict[SpecKey, dict[str, Fetch]]
+    late: set[str]
 
 
 class Courier:
-    """Gathers it."""
+    """Collects secrets, payloads and checkpoints for claimed runs."""
 
     def __init__(self, secrets: SecretBook, payloads: Payloads, contents: Contents, notes: Notebook) -> None:
         self._secrets, self._payloads, self._contents, self._notes = secrets, payloads, contents, notes
+        self._reads = Reads()
 
     async def fetch(
-        self, rows: Sequence[Row], specs: Mapping[SpecKey, StoredSpec], by_url: bool, contents_by_url: bool = False
+        self,
+        rows: Sequence[Row],
+        specs: Mapping[SpecKey, StoredSpec],
+        by_url: bool,
+        contents_by_url: bool = False,
+        patience: float | None = None,
     ) -> Handover:
         """What these runs are given; `by_url`: their worker fetches large arguments by itself, and in the other case
-        what jobs say, too."""
-        done = Handover({}, {}, {}, {})
+        what jobs say, too. `patience`: for how many seconds object storage is waited for, None: until it answers."""
+        done = Handover({}, {}, {}, {}, set())
         naming = {key: stored.secrets for key, stored in specs.items() if stored.secrets}
         if naming:
             await self._add_secrets(done, rows, naming)
@@ -62,11 +73,12 @@ class Courier:
             for row in rows
             if row["args"] is not None and (packed := packed_in(row["args"])) is not None
         }
-        if asked:
-            await self._add_args(done, asked, by_url)
         apart = {key: stored for key, stored in specs.items() if not stored.is_whole}
-        if apart:
-            await self._add_contents(done, rows, apart, contents_by_url)
+        if asked or apart:
+            await asyncio.gather(
+                self._add_args(done, asked, by_url, patience),
+                self._add_contents(done, rows, apart, contents_by_url, patience),
+            )
         for row in rows:
             if row["checkpoint"] is not None:
                 state = await self._notes.opened(row)
@@ -107,8 +119,18 @@ class Courier:
                 else:
                     given.secrets[variable] = value
 
-    async def _add_args(self, done: Handover, asked: Mapping[str, Asked], by_url: bool) -> None:
-        for run_id, opened in (await self._payloads.open(asked, by_url)).items():
+    async def _add_args(self, done: Handover, asked: Mapping[str, Asked], by_url: bool, patience: float | None) -> None:
+        openers = await self._payloads.openers(asked, by_url) if asked else {}
+        wanted = {
+            (run_id, by_url): Read(opener, asked[run_id].packed.size if asked[run_id].packed.place else 0)
+            for run_id, opener in openers.items()
+        }
+        found = await self._reads.within(wanted, patience)
+        for run_id in openers:
+            if (run_id, by_url) not in found:
+                done.late.add(run_id)
+                continue
+            opened = found[run_id, by_url]
             if isinstance(opened, ApiProblem):
                 done.refused[run_id] = opened
                 continue
@@ -116,9 +138,15 @@ class Courier:
             given.opened, given.sensitive = opened, given.sensitive or asked[run_id].packed.data_key > 0
 
     async def _add_contents(
-        self, done: Handover, rows: Sequence[Row], apart: Mapping[SpecKey, StoredSpec], by_url: bool
+        self,
+        done: Handover,
+        rows: Sequence[Row],
+        apart: Mapping[SpecKey, StoredSpec],
+        by_url: bool,
+        patience: float | None,
     ) -> None:
         unreadable: dict[SpecKey, ApiProblem] = {}
+        wanted: dict[SpecKey, Read] = {}
         for key, stored in apart.items():
             if by_url and not stored.is_sealed and self._payloads.gives_urls:
                 done.contents[key] = {
@@ -126,14 +154,19 @@ class Courier:
                     for name, parcel in stored.parcels.items()
                 }
                 continue
-            content = await self._contents.content(key[0], stored.spec)
+            size = sum(parcel.size for parcel in stored.parcels.values())
+            wanted[key] = Read(functools.partial(self._contents.content, key[0], stored.spec), size)
+        found = await self._reads.within(wanted, patience)
+        for key, content in found.items():
             if isinstance(content, ApiProblem):
                 unreadable[key] = content
             else:
-                done.specs[key] = stored.saying(content)
+                done.specs[key] = apart[key].saying(content)
         for row in rows:
             key = row["tenant_id"], row["job_id"], row["job_version"]
-            if key in unreadable:
+            if key in wanted and key not in found:
+                done.late.add(row["id"])
+            elif key in unreadable:
                 done.refused[row["id"]] = unreadable[key]
             elif key in apart and apart[key].is_sealed:
                 done.given.setdefault(row["id"], Given()).sensitive = True

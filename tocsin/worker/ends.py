@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tocsin.model.loglines import from_outside
 from tocsin.wire import ClaimedRun, Finished, RunError, encode_msgpack
 from tocsin.worker.executors import Attempt
@@ -24,11 +26,11 @@ def outgoing(attempt: Attempt, end: Finished) -> Finished:
     return end
 
 
-def not_begun(run: ClaimedRun, why: str) -> Finished:
-    """Return the end of a run that the worker cannot take in."""
-    error = RunError(class_="start", message=why)
+def not_begun(run: ClaimedRun, outcome: Literal["failed", "cancelled"], why: str = "") -> Finished:
+    """Return the end of a run that was never given to an executor."""
+    error = RunError(class_="start", message=why) if why else None
     return Finished(
-        run_id=run.run_id, tenant=run.tenant, attempt=run.attempt, fence=run.fence, outcome="failed", error=error
+        run_id=run.run_id, tenant=run.tenant, attempt=run.attempt, fence=run.fence, outcome=outcome, error=error
     )
 
 

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from tocsin import wire
@@ -22,11 +22,12 @@ from tocsin.telemetry import get_logger
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunKey
 from tocsin.worker.ends import not_begun, outgoing, reportable
 from tocsin.worker.executors import Answer, Attempt, Executor, Why
+from tocsin.worker.fetching import Fetching, spec_of
 from tocsin.worker.frames import Note
 from tocsin.worker.link import Link, UnknownWorker, Unreachable
 from tocsin.worker.logs import LogShipper, RunLog
 from tocsin.worker.notes import NoteShipper
-from tocsin.worker.targets import Spec, filled, read_spec
+from tocsin.worker.targets import Spec, read_spec
 from tocsin.worker.timing import Lease, ServerClock, instant
 
 log = get_logger("worker")
@@ -38,7 +39,6 @@ _GIVES_WAY = 0.01  # a run that goes to its executor sooner than this does not g
 _REPORT_RESULTS = 5000
 _REPORT_BYTES = 1024 * 1024
 _LISTEN_AFTER = 0.25  # with all slots taken for so long, a long poll is opened for orders alone
-_FETCH_WITHIN = 30.0  # for arguments that did not come with their run
 LAST_WORDS = 10.0  # how long a drained worker tries to get its last report through
 
 
@@ -82,7 +82,6 @@ class Session:
         self._clock = ServerClock()
         self.logs = LogShipper(link, self.worker_id, spooled)
         self._notes = NoteShipper(link, self.worker_id, self.check_lease)
-        self._unfetched: dict[str, str] = {}  # runs that came without something that they need, and why
         self._live: dict[RunKey, Attempt] = {}  # received, and not yet part of a report
         self._held: list[tuple[float, int, Attempt]] = []
         self._serial = itertools.count()
@@ -102,6 +101,7 @@ class Session:
         self._idle = asyncio.Event()
         self._settled = asyncio.Event()
         self._broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # fails with a bug of ours
+        self._fetching = Fetching(link, self._arrived, self._broken)
 
     async def run(self) -> None:
         """Returns when drained; raises `LeaseOver`, `UnknownWorker` or `Refused`. Log lines that wait by then go on
@@ -124,6 +124,7 @@ class Session:
             if self._lease.over:  # before anything else: every moment counts
                 self._strike()
             self._broken.cancel()
+            self._fetching.drop_all()
             await _cancel(ending, *loops)
             if self._held_timer is not None:
                 self._held_timer.cancel()
@@ -195,41 +196,14 @@ class Session:
         if answer.now:
             self._clock.observe(answer.now, sent, time.monotonic())
             self._hear_of(answer)
-        elsewhere = [run for run in answer.runs if run.args_url is not None or run.parents_url is not None]
-        if elsewhere or answer.contents:
-            await asyncio.gather(*map(self._fetch, elsewhere), *(self._fill(answer, ref) for ref in answer.contents))
-            self.check_lease()
         self._take(answer)
-
-    async def _fetch(self, run: ClaimedRun) -> None:
-        """What is large does not come with its run. Until it is here the run is not ours to start, and should we be
-        stopped meanwhile it is taken back like any answer that was lost."""
-        what = "arguments"
-        try:
-            if run.args_url is not None:
-                run.args = await self._link.fetch(run.args_url, run.args_sha256, _FETCH_WITHIN)
-            what = "parents' results"
-            if run.parents_url is not None:
-                run.parents = await self._link.fetch_parents(run.parents_url, run.token, _FETCH_WITHIN)
-        except Unreachable as exc:
-            self._unfetched[run.run_id] = f"its {what} could not be fetched: {exc}"
-
-    async def _fill(self, answer: wire.ClaimAnswer, ref: str) -> None:
-        """The same with what a job itself says, once for all its runs."""
-        try:
-            parts = answer.contents[ref].items()
-            said = {name: await self._link.fetch(part.url, part.sha256, _FETCH_WITHIN) for name, part in parts}
-            answer.specs[ref] = filled(answer.specs[ref], said)
-        except Unreachable as exc:
-            why = f"what its job says could not be fetched: {exc}"
-            self._unfetched |= {run.run_id: why for run in answer.runs if run.spec_ref == ref}
 
     def _wanted(self) -> wire.Claim | None:
         """What to ask for; None if there is no room. A run that waits for its instant gives way to something due, so
         its slot is offered, too, until the first of them starts."""
         if len(self._finished) + self._unanswered >= self._max_unreported:
             return None
-        free = self._slots - self._busy
+        free = self._free
         held_for = self._held[0][0] - time.monotonic() - _GIVES_WAY if self._held else 0.0
         held = len(self._held) if held_for > 0 else 0
         if free <= 0 and not held:
@@ -258,26 +232,39 @@ class Session:
 
     def _take(self, answer: wire.ClaimAnswer) -> None:
         self._last_claim = max(self._last_claim, answer.claim_id)
-        received = time.monotonic_ns()
-        specs: dict[str, Spec | str] = {ref: read_spec(raw) for ref, raw in answer.specs.items()}
+        specs = {ref: read_spec(raw) for ref, raw in answer.specs.items() if ref not in answer.contents}
+        whole = self._fetching.begin(answer, specs)
+        due = self._take_in([(run, spec_of(run, specs)) for run in whole])
+        self._settled.clear()
+        self._changed()
+        self._obey(answer.stop, answer.drain)
+        self._start_due(due)
+
+    def _arrived(self, run: ClaimedRun, spec: Spec | str) -> None:
+        """All that did not come with a run is here, or is known not to come."""
+        if self._lease.over:  # the run is somebody else's
+            return
+        due = self._take_in([(run, spec)])
+        self._changed()
+        self._start_due(due)
+
+    def _take_in(self, runs: Sequence[tuple[ClaimedRun, Spec | str]]) -> dict[Executor, list[Attempt]]:
+        """Put runs on the books, as far as there is room; those that are to start now, by executor."""
+        received, server_now = time.monotonic_ns(), self._clock.now()
         due: dict[Executor, list[Attempt]] = {}
-        server_now = self._clock.now()
-        for run in answer.runs:
+        for run, spec in runs:
             if (run.run_id, run.fence) in self._live:
                 continue
             start_at = instant(run.start_at)
             is_due = start_at <= server_now
-            if self._busy >= self._slots and not (is_due and self._make_way()):  # more than we asked for
+            if self._free <= 0 and not (is_due and self._make_way()):  # more than we asked for
                 self._returned.append((run.run_id, run.fence))
                 continue
-            spec = specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else read_spec(run.spec)
-            if self._unfetched:
-                spec = self._unfetched.pop(run.run_id, spec)
             try:
                 attempt = self._admit(run, spec, received)
             except Exception as exc:  # what is odd about one run must not keep its worker from the others
                 log.error("a run cannot be taken in", run=run.run_id, why=type(exc).__name__)
-                self._finished.append(not_begun(run, f"the worker cannot take it in: {type(exc).__name__}"))
+                self._finished.append(not_begun(run, "failed", f"the worker cannot take it in: {type(exc).__name__}"))
                 continue
             if attempt is None:
                 continue
@@ -285,14 +272,19 @@ class Session:
                 due.setdefault(attempt.executor, []).append(attempt)
             else:
                 self._hold(attempt, start_at)
-        self._settled.clear()
-        self._changed()
-        self._obey(answer.stop, answer.drain)
+        return due
+
+    def _start_due(self, due: dict[Executor, list[Attempt]]) -> None:
         if self._drain.wanted.is_set():
             self.handed_back([attempt for group in due.values() for attempt in group])
             return
         for executor, attempts in due.items():
             executor.start(attempts)
+
+    @property
+    def _free(self) -> int:
+        """How many slots nobody has: neither what runs or waits for its instant, nor what is being fetched."""
+        return self._slots - self._busy - len(self._fetching)
 
     def _admit(self, run: ClaimedRun, spec: Spec | str, received: int) -> Attempt | None:
         """Put a run on the books; one that nobody here can execute ends at once."""
@@ -440,7 +432,7 @@ class Session:
             running=self._in_hand() if heartbeat else None,
             returned=returned,
             finished=finished,
-            free={"slots": max(self._slots - self._busy, 0)},
+            free={"slots": max(self._free, 0)},
             log_backlog=self.logs.backlog,
         )
         try:
@@ -466,7 +458,7 @@ class Session:
 
     def _in_hand(self) -> list[RunKey]:
         """Every run that the server must not think we lack."""
-        return [*self._live, *((end.run_id, end.fence) for end in self._finished)]
+        return [*self._live, *self._fetching.keys, *((end.run_id, end.fence) for end in self._finished)]
 
     async def _deliver(self, body: bytes) -> wire.ReportAnswer:
         for failures in itertools.count(1):
@@ -504,6 +496,9 @@ class Session:
             if attempt is not None:
                 attempt.over = attempt.over or order.ended
                 self._stop(attempt)
+            elif (run := self._fetching.drop((order.run_id, order.fence))) is not None and not order.ended:
+                self._finished.append(not_begun(run, "cancelled"))
+                self._changed()
         if drain and not self._drain.wanted.is_set():
             log.info("the server asks to drain")
             self._drain.ask()
@@ -536,6 +531,8 @@ class Session:
         held = {entry[2] for entry in self._held}
         self._unhold(held)
         self.handed_back(held)
+        self._returned += self._fetching.drop_all()
+        self._changed()
         if self._busy:
             log.info("waiting for running runs", count=self._busy)
             waits = [_task(self._idle.wait()), _task(self._drain.now.wait())]
