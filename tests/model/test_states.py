@@ -88,6 +88,8 @@ def sources(name: str, all_parts: dict[str, str], seen: frozenset[str] = frozens
 def targets(body: str, header: str) -> set[str]:
     """What follows: written out, or (where it is a parameter or decided row by row) as the statement's comment says."""
     named = set(re.findall(r"'(\w+)'(?:::text)? as final_state", body))
+    for decided in re.findall(r"\bcase ((?:(?!\bcase\b).)*?) end as final_state", body, re.DOTALL):
+        named |= set(re.findall(r"'(\w+)'", decided)) & set(FINAL)
     if named:
         return named
     listed = re.search(r"→ ([^\n]*)", header)
@@ -180,6 +182,11 @@ def test_the_reader_sees_the_statements_that_matter() -> None:
             "ended as (delete from runs r using a where r.id = a.id returning r.*, 'skipped' as final_state)\n"
             "select 1",
             ({"ready"}, {"skipped"}),
+        ),
+        (
+            "delete from runs r where r.state = 'ready'\n"
+            "returning case r.trigger when 'api' then 'expired' else 'skipped' end as final_state",
+            ({"ready"}, {"expired", "skipped"}),
         ),
         ("-- running → cancelled\ndelete from runs r where r.state = 'running'", ({"running"}, {"cancelled"})),
         ("delete from runs where id = $1", (set(), {"unmade"})),

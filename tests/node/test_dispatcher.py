@@ -326,8 +326,8 @@ async def test_what_a_held_snapshot_keeps_is_not_read_again(scene: Scene) -> Non
         from_start = await buffers(scene, "heads_from", [key[0]], [key[1]], [THE_BEGINNING], [THE_BEGINNING])
         assert from_floor * 4 < from_start, (from_floor, from_start)
         shares = [[key[0]], [key[1]], [10]]
-        cheap = await buffers(scene, "take", [worker.id], [1] * 10, *shares, [place.floor], [place.due_floor])
-        dear = await buffers(scene, "take", [worker.id], [1] * 10, *shares, [THE_BEGINNING], [THE_BEGINNING])
+        cheap = await buffers(scene, "take", [worker.id], [1] * 10, *shares, [place.floor], [place.due_floor], False)
+        dear = await buffers(scene, "take", [worker.id], [1] * 10, *shares, [THE_BEGINNING], [THE_BEGINNING], False)
         assert dear - cheap > (from_start - from_floor) / 2, (cheap, dear)
     finally:
         await idle.close()

@@ -7,13 +7,14 @@ the product left behind, and held to the rule that it had to follow.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.simulation.book import HELD, UNHELD, Ended, Job, Limit, Run, Worker
+from tests.simulation.book import HELD, UNHELD, Book, Ended, Job, Limit, Run, Worker
 from tests.simulation.pieces import (
     HEAD_START,
     LATE,
@@ -124,37 +125,61 @@ class Reference(Pieces):
             run.state == "staged" and run.trigger == "schedule" and run.attempt == 0 and run.ready_at < self.now - LATE
         )
 
-    def in_front(self, run: Run) -> list[Run]:
-        """The earlier runs of its job that block an occurrence."""
-        return [e for e in self.before.runs_of(run.job) if e.id < run.id and self.is_due(e)]
+    def is_expired(self, run: Run) -> bool:
+        return run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0
 
-    def verdict(self, run: Run) -> str:
-        if self.before.jobs[run.job].on_hold:
+    def in_front(self, run: Run, book: Book) -> list[Run]:
+        """The earlier runs of its job that block an occurrence."""
+        return [e for e in book.runs_of(run.job) if e.id < run.id and self.is_due(e)]
+
+    def verdict(self, run: Run, book: Book) -> str:
+        if book.jobs[run.job].on_hold:
             return "paused"
-        if run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0:
+        if self.is_expired(run):
             return "expired"
-        if run.overlap is None or run.trigger != "schedule" or run.attempt > 0 or not self.in_front(run):
+        ahead = self.in_front(run, book)
+        if run.overlap is None or run.trigger != "schedule" or run.attempt > 0 or not ahead:
             return "limited" if run.limited else "go"
         if run.overlap == "skip":
             return "skipped_overlap"
         if run.overlap == "replace":
             return "overlap"
-        queued = [e for e in self.in_front(run) if e.trigger == "schedule" and e.attempt == 0 and e.state not in HELD]
-        return "coalesced" if run.overlap == "queue" and any(map(self.in_front, queued)) else "overlap"
+        queued = [e for e in ahead if e.trigger == "schedule" and e.attempt == 0 and e.state not in HELD]
+        return "coalesced" if run.overlap == "queue" and any(self.in_front(e, book) for e in queued) else "overlap"
 
     def claim(self, slots: Sequence[str], most: int) -> None:
-        """One tenant's one lane. With fewer than there are, `most` of the first are looked at."""
-        ready = [r for r in self.want.runs.values() if r.state == "ready"]
+        """One tenant's one lane. With fewer than there are, `most` of the first are looked at; if some of these are
+        past their deadline, and slots are left, those behind them are looked at, too."""
+        living = Counter(slot for slot in slots if self._lives(slot))
+        started, bound, expired = self._look(slots, living, most, self.before, fresh=False)
+        if expired and started < len(slots):
+            more, bound, _ = self._look(slots, living, most - started, copy.deepcopy(self.want), fresh=True)
+            started += more
+        if bound and started < len(slots):
+            if any(map(self._is_suspect, bound)):
+                free = [slot for slot in slots if self._lives(slot)][started:]
+                self._claim_with_suspects(bound, living, free, len(slots) - started)
+            else:
+                self._claim_limited(bound, living, len(slots) - started)
+        self.release(self._sweep_away([run for run in expired if run.id in self.want.runs], "expired", "expired"))
+
+    def _look(
+        self, slots: Sequence[str], living: Counter[str], most: int, book: Book, *, fresh: bool
+    ) -> tuple[int, list[Run], list[Run]]:
+        """What one statement does: how many start, and who is left that needs locks or is past its deadline."""
+        ready = [r for r in self.want.runs.values() if r.state == "ready" and not (fresh and self.is_expired(r))]
         due = [
             r
             for r in self.want.runs.values()
-            if r.state == "staged" and r.ready_at <= self.now and not self.is_misfire(r)
+            if r.state == "staged"
+            and r.ready_at <= self.now
+            and not self.is_misfire(r)
+            and not (fresh and self.is_expired(r))
         ]
         if all(map(self._holds_suspect, slots)):
             ready, due = ([r for r in runs if not self._is_suspect(r)] for runs in (ready, due))
         seen = self._looked_at(ready, due, most)
-        verdicts = {run.id: self.verdict(run) for run in seen}
-        living = Counter(slot for slot in slots if self._lives(slot))
+        verdicts = {run.id: self.verdict(run, book) for run in seen}
         going = [run for run in seen if verdicts[run.id] == "go" and not self._is_suspect(run)]
         started = self._start(going, living)
         for run in seen:
@@ -163,13 +188,10 @@ class Reference(Pieces):
                     run.state, run.blocked_by, run.blocked_key = "waiting", why, run.job
                 case "skipped_overlap" | "coalesced" as reason:
                     self.end_unheld(run, "skipped", reason)
+                case "expired" if not run.once and not run.limited and run.overlap in (None, "skip", "allow"):
+                    self.end_unheld(run, "expired", "expired")
         bound = [run for run in seen if verdicts[run.id] in ("go", "limited") and run not in going]
-        if bound and started < len(slots):
-            if any(map(self._is_suspect, bound)):
-                free = [slot for slot in slots if self._lives(slot)][started:]
-                self._claim_with_suspects(bound, living, free, len(slots) - started)
-            else:
-                self._claim_limited(bound, living, len(slots) - started)
+        return started, bound, [run for run in seen if verdicts[run.id] == "expired"]
 
     def _is_suspect(self, run: Run) -> bool:
         """Whether a worker was lost with it, and it could not run again for long."""
@@ -211,7 +233,7 @@ class Reference(Pieces):
         been, those that could have gone, had their worker lived."""
         if self.got.runs.get(run.id) != self.before.runs.get(run.id):
             return 0
-        return 1 if self.verdict(run) in ("go", "limited", "expired") else 2
+        return 1 if self.verdict(run, self.before) in ("go", "limited") else 2
 
     def _claim_limited(self, runs: list[Run], living: Counter[str], slots: int) -> None:
         """In their order, until the slots are used up (who comes then stays where it is): who finds room under all its
@@ -397,11 +419,7 @@ class Reference(Pieces):
     # ── sweep ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def expire(self) -> None:
-        over = [
-            run
-            for run in self.want.runs.values()
-            if run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0 and run.state in UNHELD
-        ]
+        over = [run for run in self.want.runs.values() if self.is_expired(run) and run.state in UNHELD]
         self.release(self._sweep_away(over, "expired", "expired"))
 
     def _sweep_away(self, runs: list[Run], state: str, reason: str) -> set[str]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tocsin.flow.shared.joins import settle
+from tocsin.flow.shared.endings import Ending, end_runs
 from tocsin.flow.shared.transitions import SQL as SHARED
-from tocsin.flow.shared.transitions import Hint, Key, end_unheld, gates
+from tocsin.flow.shared.transitions import Hint, Key, gates
 from tocsin.model.fairness import HEAD_START
 from tocsin.model.limits import Rate, Verdict, Wish, admit
 from tocsin.model.resources import NOTHING, Amounts, Guest, Room, Seating
@@ -77,8 +77,8 @@ class Taken(NamedTuple):
     hints: Sequence[Hint] = ()  # where something became claimable by what ended here
 
 
-# Verdicts by which a row leaves the queue. What is `expired` waits for the sweep, what is bound for locks.
-_LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coalesced", "limit", "rate")
+# Verdicts by which a row leaves the queue. What is bound waits for locks.
+_LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coalesced", "expired", "limit", "rate")
 _FITTED = ("fitted", "fitted_limited")
 _BOUND = ("limited", *_FITTED)
 _SKIPPED = ("skipped_overlap", "coalesced")
@@ -89,43 +89,75 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
     """Claim up to one run for each of `slots`, each named by the worker that has it free."""
     workers, whose = _seats([*slots, *fitting.spare])
     looks = [s._replace(most=max(s.most, s.look)) for s in shares] if fitting is not ANYWHERE else shares
-    sent = time.monotonic()
-    with STEP_SECONDS.labels("claim").time():
-        rows = await db.fetch("vital", SQL["take"], workers, whose[: len(slots)], *columns(looks, 6)[:5])
-    received = time.monotonic()
-    await db.failpoints.hit("claim.after_commit")
-    rows, later = rows[: len(rows) - len(shares)], rows[len(rows) - len(shares) :]
+    rows, later = await _pick(db, workers, whose[: len(slots)], looks)
+    expired = [row for row in rows if row["verdict"] == "expired"]
+    if expired and (free := _unused(rows, len(slots))):
+        rows, later = await _pick_behind(db, workers, whose, free, looks, rows)
     going = [row for row in rows if row["verdict"] == "go"]
-    if going:
-        # A clock that was set back is noticed before anybody is told an instant that it has not reached.
-        db.clock.observe(going[0]["claimed_at"], sent, received)
     others = [row for row in rows if row["verdict"] != "go"] if len(going) < len(rows) else []
     left = Counter((row["lane_id"], row["tenant_id"]) for row in others if row["verdict"] in _LEAVES)
     bound = [row for row in others if row["verdict"] in _BOUND]
     more = _Bound([], [], {})
     seats = len(whose) if any(row["verdict"] in _FITTED for row in bound) else len(slots)
     if bound and len(going) < seats:
-        used = {row["slot"] for row in going}
-        free = [slot for slot in range(1, seats + 1) if slot not in used]
+        free = _unused(going, seats)
         more = await _take_bound(db, bound, workers, [whose[slot - 1] for slot in free], _Caps(shares), fitting)
         left.update(more.parked)
         going += [_Seated(row, free[row["slot"] - 1]) for row in more.rows]
     _count(going, others)
     left.update((row["lane_id"], row["tenant_id"]) for row in going)
     replaces = {Key(row["tenant_id"], row["job_id"]) for row in others if row["verdict"] == "replace"}
-    awaited = [row for row in others if row["joins"] and row["verdict"] in _SKIPPED]
-    woken = await _skip(db, awaited) if awaited else []
+    ends = expired + [row for row in others if row["verdict"] in _SKIPPED]
+    woken = await _end_named(db, [row for row in ends if row["named"]]) if ends else []
     return Taken(going, left, _next_due(later), more.opens, replaces, more.unfit, more.kept, woken)
 
 
-async def _skip(db: Database, rows: Sequence[Row]) -> list[Hint]:
-    """ready | staged → skipped, of runs for which others wait: what becomes of those is decided with it."""
-    ended: list[Row] = []
-    async with db.transaction("claim_skip", "vital") as connection:
-        for verdict in _SKIPPED:
-            keys = sorted(Key(row["tenant_id"], row["id"]) for row in rows if row["verdict"] == verdict)
-            ended += await end_unheld(connection, keys, "skipped", verdict)
-        return (await settle(connection, ended)).hints
+async def _pick(
+    db: Database, workers: list[str], whose: list[int], shares: Sequence[Share], *, fresh: bool = False
+) -> tuple[list[Row], list[Row]]:
+    """One claim statement: the rows it looked at, and for each place what is staged next. `fresh`: it passes over runs
+    whose deadline is over."""
+    sent = time.monotonic()
+    with STEP_SECONDS.labels("claim").time():
+        rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 6)[:5], fresh)
+    received = time.monotonic()
+    await db.failpoints.hit("claim.after_commit")
+    rows, later = rows[: len(rows) - len(shares)], rows[len(rows) - len(shares) :]
+    if rows and rows[0]["verdict"] == "go":
+        # A clock that was set back is noticed before anybody is told an instant that it has not reached.
+        db.clock.observe(rows[0]["claimed_at"], sent, received)
+    return rows, later
+
+
+def _unused(rows: Iterable[Row], slots: int) -> list[int]:
+    used = {row["slot"] for row in rows if row["verdict"] == "go"}
+    return [slot for slot in range(1, slots + 1) if slot not in used]
+
+
+async def _pick_behind(
+    db: Database, workers: list[str], whose: list[int], free: list[int], shares: Sequence[Share], seen: list[Row]
+) -> tuple[list[Row], list[Row]]:
+    """Look behind runs whose deadline is over: they took up the share of others. There may be any number of them: one
+    more statement passes over them all, and the sweep ends those that are left."""
+    went = Counter((row["lane_id"], row["tenant_id"]) for row in seen if row["verdict"] == "go")
+    rest = [s._replace(most=s.most - went[s.lane_id, s.tenant_id]) for s in shares]
+    rows, later = await _pick(db, workers, [whose[slot - 1] for slot in free], rest, fresh=True)
+    # Those that wait for locks are found once more.
+    kept = [row for row in seen if row["verdict"] not in ("expired", *_BOUND)]
+    return kept + [_Seated(row, free[row["slot"] - 1]) if row["verdict"] == "go" else row for row in rows], later
+
+
+async def _end_named(db: Database, rows: Sequence[Row]) -> list[Hint]:
+    """ready | staged → skipped | expired, of runs whose end concerns more than themselves. Each reason in a transaction
+    of its own, so that runs are locked in the order of their ids."""
+    woken: list[Hint] = []
+    for verdict in (*_SKIPPED, "expired"):
+        found = [row for row in rows if row["verdict"] == verdict]
+        ends = [Ending(Key(row["tenant_id"], row["id"]), row["job_id"], row["key_id"]) for row in found]
+        if ends:
+            async with db.transaction("claim_end", "vital") as connection:
+                woken += await end_runs(connection, ends, "expired" if verdict == "expired" else "skipped", verdict)
+    return woken
 
 
 def _seats(slots: Sequence[str]) -> tuple[list[str], list[int]]:

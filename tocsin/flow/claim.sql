@@ -43,12 +43,12 @@ living as materialized (
 
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
--- (→ waiting) or ended (→ skipped). Rows under an exact limit, or with needs of their own, are only named: they need the
+-- (→ waiting) or ended (→ skipped, expired). Rows under an exact limit, or with needs of their own, are only named: they need the
 -- lock of the limit, or of a worker, first. So do suspects: runs whose worker was lost with them, for the first seconds
 -- in which they could run again. A worker is given one of them at a time, so that a second loss shows which one it was.
 -- Last, for each place (`later`), comes the next instant of what is staged.
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares
---   $6 floors of what is ready  $7 floors of what is staged
+--   $6 floors of what is ready  $7 floors of what is staged  $8 whether runs past their deadline are passed over
 -- :include slots
 suspects as materialized (
     -- How many of the workers hold no run that a worker before was lost with: each of them may have one such run. Read
@@ -72,12 +72,13 @@ ready as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins,
+                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins, r.once,
                    r.losses > 0 and r.ready_at > now() - interval '10 seconds' as suspect
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                and r.order_key >= w.floor
                and (r.losses = 0 or r.ready_at <= now() - interval '10 seconds' or (select welcome from suspects) > 0)
+               and (not $8::bool or r.attempt > 0 or r.deadline_at is null or r.deadline_at >= now())
              order by r.order_key
              limit w.share
                for update skip locked) r
@@ -95,7 +96,7 @@ due as materialized (
       from want w
      cross join lateral (
             select r.ctid as place, r.tenant_id, r.id, r.job_id, r.trigger, r.attempt, r.overlap, r.limited, r.deadline_at,
-                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins,
+                   r.key_id, r.circuit_id, r.canary, r.needs, r.joins, r.once,
                    r.losses > 0 and r.ready_at > now() - interval '10 seconds' as suspect
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
@@ -103,12 +104,14 @@ due as materialized (
                -- A first attempt of an occurrence found this late is a misfire: the sweep decides.
                and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
                and (r.losses = 0 or r.ready_at <= now() - interval '10 seconds' or (select welcome from suspects) > 0)
+               and (not $8::bool or r.attempt > 0 or r.deadline_at is null or r.deadline_at >= now())
              order by r.ready_at
              limit w.share - (select found from got)[w.turn]
                for update skip locked) r
 ),
 judged as materialized (
-    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id, p.key_id, p.joins,
+    select p.place, p.lane_id, p.tenant_id, p.id, p.job_id, p.key_id, p.joins or p.once as awaited,
+           p.limited or coalesce(p.overlap in ('queue', 'queue_all', 'replace'), false) as gates,
            case
                when h.job_id is not null then 'paused'
                when p.deadline_at < now() and p.attempt = 0 then 'expired'
@@ -166,9 +169,11 @@ parked as (
 ended as (
     delete from runs r
      using judged j
-     -- Whose end decides about other jobs' runs is only named: that is for the transaction that ends it.
-     where j.verdict in ('skipped_overlap', 'coalesced') and not j.joins and r.ctid = j.place
-    returning r.*, 'skipped' as final_state, j.verdict as reason, null::text as error
+     -- A run whose end concerns its job, a limit or other runs is only named: those have to be locked before it is.
+     where not j.awaited and r.ctid = j.place
+       and (j.verdict in ('skipped_overlap', 'coalesced') or j.verdict = 'expired' and not j.gates)
+    returning r.*, case j.verdict when 'expired' then 'expired' else 'skipped' end as final_state, j.verdict as reason,
+              null::text as error
 ),
 -- :include record_ended
 select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id, c.job_version, c.attempt, c.fence,
@@ -176,11 +181,11 @@ select 'go' as verdict, c.tenant_id, c.id::text as id, c.job_id::text as job_id,
        c.logical_at, c.workflow_run_id::text as workflow_run_id, c.has_parents,
        c.once or c.circuit_id is not null or c.awaited
        or coalesce(c.overlap in ('queue', 'queue_all', 'replace'), false) as special,
-       null::text as key_id, false as joins
+       null::text as key_id, false as named
   from claimed c
 union all
 select j.verdict, j.tenant_id, j.id::text, j.job_id::text, 0, 0, 0, 0, 0, null, null, null, null, null, null, j.lane_id,
-       null, null, false, true, j.key_id::text, j.joins
+       null, null, false, true, j.key_id::text, j.awaited or j.verdict = 'expired' and j.gates
   from judged j
  where j.verdict <> 'go'
 union all
@@ -464,12 +469,14 @@ select f.place::int as place, count(*)::int as runs
                 (select r.order_key from runs r
                   where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'ready'
                     and r.order_key >= w.floor
+                    and (r.attempt > 0 or r.deadline_at is null or r.deadline_at >= now())
                   order by r.order_key
                   limit $5)
                 union all
                 (select r.order_key from runs r
                   where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                     and r.ready_at >= w.due_floor and r.ready_at <= now()
+                    and (r.attempt > 0 or r.deadline_at is null or r.deadline_at >= now())
                   order by r.ready_at
                   limit $5)) r
          order by r.order_key

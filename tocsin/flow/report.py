@@ -405,17 +405,27 @@ class Returned(NamedTuple):
     delay: float = 0.0
 
 
+def _returned_run(returned: Returned) -> str:
+    return returned.run_id
+
+
 async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
     """Make these runs claimable again, at once or after their delay; nothing is burned."""
+    in_order = sorted(returned, key=_returned_run)  # in which the rows are locked
+    told = columns(in_order, 4)
     async with db.transaction("give_back", "vital") as connection:
-        rows = await connection.fetch(SQL["give_back"], *columns(returned, 4))
-        ended = [row for row in rows if row["job_id"] is not None]
-        limits = {key for row in ended for key in gates(Key(row["tenant_id"], row["job_id"]), row["key_id"])}
+        found = await connection.fetch(SQL["returning"], *told[:3])
+        known = [(Key(row["tenant_id"], row["job_id"]), row) for row in found]
+        await lock_jobs(connection, [job for job, row in known if row["once"]])
+        limits = {key for job, row in known if row["gated"] for key in gates(job, row["key_id"])}
         await lock_limits(connection, limits)
-        freed = await release(connection, limits)
+        rows = await connection.fetch(SQL["give_back"], *told)
+        ended = [row for row in rows if row["job_id"] is not None]
+        freed = {key for row in ended for key in gates(Key(row["tenant_id"], row["job_id"]), row["key_id"])} & limits
+        let_go = await release(connection, freed)
         settled = await settle(connection, ended)
     accepted = {(row["id"], row["fence"]) for row in rows}
-    woken = hints([row for row in rows if row["ready_at"] is not None]) + hints(freed) + settled.hints
+    woken = hints([row for row in rows if row["ready_at"] is not None]) + hints(let_go) + settled.hints
     return Reported(accepted, woken, settled.heads, folded=settled.folded)
 
 

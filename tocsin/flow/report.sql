@@ -169,6 +169,19 @@ select i.n::int as n,
        as i(worker_id, id, attempt, fence, outcome, n)
  where i.n <= greatest(1, $6::bigint / (select count(*) from tenants))
 
+-- :name returning
+-- What may have to be locked before these runs are handed back, since some of them may end by it. No lock: the fence in the
+-- statement that follows is the guard.
+select r.tenant_id, r.job_id::text as job_id, r.key_id::text as key_id, r.once,
+       r.limited or coalesce(r.overlap in ('queue', 'queue_all', 'replace'), false) as gated
+  from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
+ cross join lateral (
+        select * from runs r
+         where (r.worker_id, r.id) between (t.worker_id, t.id) and (t.worker_id, t.id)
+           and r.state in ('running', 'stopping')
+         limit 1) r
+ where r.fence = t.fence
+
 -- :name give_back
 -- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to
 -- be stopped. By key and not by place, as above: a cancel may have moved the row meanwhile.

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tocsin.clock import EPOCH
+from tocsin.flow.shared.endings import Ending, end_runs
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
 from tocsin.flow.shared.joins import release_stranded, settle, share_graph
 from tocsin.flow.shared.transitions import (
@@ -17,8 +18,6 @@ from tocsin.flow.shared.transitions import (
     Key,
     Stop,
     cancel_runs,
-    end_unheld,
-    gates,
     hints,
     lock_jobs,
     lock_limits,
@@ -26,43 +25,58 @@ from tocsin.flow.shared.transitions import (
     release_in,
     stops,
 )
-from tocsin.store.db import Connection, Database, Row, Sql, columns
+from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.telemetry import MISSED
 
 SQL = Sql(__file__)
 _FORGOTTEN = 5_000  # idempotency records that one statement drops
+_BATCH, _BATCHES = 1000, 20  # runs past their deadline that are ended at once; how often in one turn
 _JOINING = 200  # runs that wait for others, looked at in one turn
 _KEYS = 200  # limits and jobs that runs wait for, looked at and locked at once
 _REPLACED = 100  # jobs whose earlier runs are stopped in one turn
 _FIRST = "00000000-0000-0000-0000-000000000000"
 
 
-async def expire(db: Database) -> list[Hint]:
-    """staged | ready | waiting → expired: what did not start before its deadline."""
-    rows = await db.fetch("engine", SQL["overdue"])
-    if not rows:
-        return []
-    async with db.transaction("sweep") as connection:
-        return await _end(connection, rows, "expired", "expired")
+class Expired(NamedTuple):
+    """What became claimable, and whether there may be more to end."""
+
+    hints: list[Hint]
+    more: bool
+
+
+async def expire(db: Database) -> Expired:
+    """staged | ready | waiting → expired: what did not start before its deadline, batch by batch."""
+    woken: list[Hint] = []
+    for _ in range(_BATCHES):
+        rows = await db.fetch("engine", SQL["overdue"], _BATCH)
+        woken += await _end(db, rows, "expired", "expired")
+        if len(rows) < _BATCH:
+            return Expired(woken, False)
+    return Expired(woken, True)
 
 
 async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
     """Occurrences found more than a minute late: run, coalesce or expire them as their jobs say."""
-    rows = await db.fetch("engine", SQL["misfired"], list(lanes))
-    if not rows:
-        return []
-    expired = [r for r in rows if not r["once"] and (r["too_old"] or r["policy"] == "skip")]
-    left = [r for r in rows if r not in expired]
-    coalesced = [r for r in left if not r["once"] and r["policy"] == "latest" and r["superseded"]]
-    kept = [r for r in left if r not in coalesced]
-    async with db.transaction("sweep") as connection:
-        woken = await _end(connection, expired, "skipped", "misfire_expired")
-        woken += await _end(connection, coalesced, "skipped", "coalesced")
-        if kept:
-            woken += hints(await connection.fetch(SQL["keep"], *columns([(r["tenant_id"], r["id"]) for r in kept], 2)))
-    MISSED.labels("misfire_expired").inc(len(expired))
-    MISSED.labels("coalesced").inc(len(coalesced))
+    by_verdict: dict[str, list[Row]] = {"misfire_expired": [], "coalesced": [], "kept": []}
+    for row in await db.fetch("engine", SQL["misfired"], list(lanes)):
+        by_verdict[_misfired(row)].append(row)
+    woken: list[Hint] = []
+    # Each in a transaction of its own, so that runs are locked in the order of their ids.
+    for reason in ("misfire_expired", "coalesced"):
+        woken += await _end(db, by_verdict[reason], "skipped", reason)
+        MISSED.labels(reason).inc(len(by_verdict[reason]))
+    if kept := by_verdict["kept"]:
+        keys = sorted(((row["tenant_id"], row["id"]) for row in kept), key=lambda key: key[1])
+        woken += hints(await db.fetch("engine", SQL["keep"], *columns(keys, 2)))
     return woken
+
+
+def _misfired(row: Row) -> str:
+    if row["once"]:
+        return "kept"
+    if row["too_old"] or row["policy"] == "skip":
+        return "misfire_expired"
+    return "coalesced" if row["policy"] == "latest" and row["superseded"] else "kept"
 
 
 async def release_waiting(db: Database, lanes: Collection[int], after: str | None = None) -> Looked:
@@ -160,17 +174,22 @@ async def forget_joins(db: Database, after: str | None) -> str | None:
     return await db.fetchval("engine", SQL["forget_joins"], after or _FIRST, _JOINING)  # type: ignore[no-any-return]
 
 
-async def _end(connection: Connection, rows: list[Row], state: str, reason: str) -> list[Hint]:
-    await lock_jobs(connection, [Key(r["tenant_id"], r["job_id"]) for r in rows if r["once"]])
-    ended = await end_unheld(connection, [Key(r["tenant_id"], r["id"]) for r in rows], state, reason)
-    freed = [
-        key
-        for r in ended
-        if r["limited"] or r["overlap"]
-        for key in gates(Key(r["tenant_id"], r["job_id"]), r["key_id"])
+async def _end(db: Database, rows: Sequence[Row], state: str, reason: str) -> list[Hint]:
+    endings = [
+        Ending(
+            Key(row["tenant_id"], row["id"]),
+            row["job_id"],
+            row["key_id"],
+            row["once"],
+            row["limited"] or row["overlap"] is not None,
+        )
+        for row in rows
     ]
-    await lock_limits(connection, freed)
-    return hints(await release(connection, freed)) + (await settle(connection, ended)).hints
+    woken: list[Hint] = []
+    for first in range(0, len(endings), _BATCH):
+        async with db.transaction("sweep") as connection:
+            woken += await end_runs(connection, endings[first : first + _BATCH], state, reason)
+    return woken
 
 
 async def forget_keys(db: Database, batch: int = _FORGOTTEN, most: int = 10 * _FORGOTTEN) -> int:

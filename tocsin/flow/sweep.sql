@@ -1,14 +1,14 @@
 -- :name overdue
 -- First attempts that did not start before their deadline.
-select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once
+select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.key_id::text as key_id, r.once, r.limited, r.overlap
   from runs r
  where r.deadline_at < now() and r.attempt = 0 and r.state in ('staged', 'ready', 'waiting')
  order by r.deadline_at
- limit 1000
+ limit $1
 
 -- :name misfired
 -- Staged occurrences that nobody could take in time, with what their jobs want done about it.
-select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once, r.scheduled_for,
+select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.key_id::text as key_id, r.once, r.limited, r.overlap,
        r.ready_at < now() - (j.schedule::json #>> '{misfire,window}')::interval as too_old,
        coalesce(j.schedule::json #>> '{misfire,policy}', 'latest') as policy,
        exists (select from runs later
@@ -24,6 +24,8 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.once, r.schedu
          order by s.tenant_id, s.ready_at
          limit 1000) r
  cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j
+ -- Each of them is moved or ended, so that the next turn finds the others.
+ limit 5000
 
 -- :name keep
 -- staged → ready: a late occurrence that is to run all the same.

@@ -43,8 +43,8 @@ RUN_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("waiting", "cancelled"): ("cancel", "joins"),
     ("staged", "skipped"): ("claim", "sweep"),
     ("ready", "skipped"): ("claim",),
-    ("staged", "expired"): ("sweep",),
-    ("ready", "expired"): ("sweep",),
+    ("staged", "expired"): ("claim", "sweep"),
+    ("ready", "expired"): ("claim", "sweep"),
     ("waiting", "expired"): ("sweep",),
     # A workflow run that is run again already.
     ("running", "skipped"): ("workflows",),

@@ -77,6 +77,7 @@ class Sweeper(Loop):
         self._free_lanes = free_lanes
         self._late = Pace()
         self._next_turn = 0.0
+        self._behind = False  # there is more to end than one turn ends
         self._to_replace: set[Key] = set()
         # Where to look on: among the keys that runs wait for, occurrences that replace others, what waits for other
         # runs, and what ended while it did.
@@ -106,10 +107,12 @@ class Sweeper(Loop):
                 failed = failed or error
         if failed is not None:
             raise failed
-        return 0.0 if self._to_replace else 1.0
+        return 0.0 if self._to_replace or self._behind else 1.0
 
     async def _expire(self) -> None:
-        self._say(await sweep.expire(self._db))
+        expired = await sweep.expire(self._db)
+        self._say(expired.hints)
+        self._behind = expired.more
         if self._late.due(1.0):
             self._late.begin()
             self._say(await sweep.misfires(self._db, sorted(self._served_lanes())))
