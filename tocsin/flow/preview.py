@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from tocsin.flow.shared.calendars import named_by
@@ -11,21 +12,24 @@ from tocsin.model.preview import Preview, minute_of, preview
 from tocsin.store.db import Database, Sql
 
 SQL = Sql(__file__)
+Run = Callable[..., Awaitable[Preview]]
 MOST_LOOKED_AT = 20_000
 # So many jobs of a tenant in one minute are worth a word.
 MANY = 100
 
 
 async def preview_schedule(
-    db: Database, who: Identity, schedule: Schedule, after: datetime | None, count: int, name: str | None
+    db: Database, who: Identity, schedule: Schedule, after: datetime | None, count: int, name: str | None, run: Run
 ) -> Preview:
-    """Words, instants and warnings for a job that would be made at `after`, or now; raises what would be refused."""
+    """Words, instants and warnings for a job that would be made at `after`, or now; raises what would be refused. `run`
+    computes beside the event loop: a hundred instants of a rare schedule are a search through decades."""
     calendar = None
     if schedule.calendar is not None:
         async with db.tenant(who.tenant_id, "preview") as connection:
             known = await named_by(connection, who.tenant_id, schedule)
             calendar = known and known.calendar
-    found = preview(schedule, after or db.clock.now(), count, who.tenant, name, calendar)
+    at = after or db.clock.now()
+    found = await run(who.tenant_id, preview, schedule, at, count, who.tenant, name, calendar)
     if found.runs:
         sharing = await _sharing(db, who, minute_of(found.runs[0]))
         if sharing >= MANY:

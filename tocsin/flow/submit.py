@@ -5,6 +5,7 @@ A job that is due within the horizon gets its run at once; any other gets a curs
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -127,7 +128,7 @@ class _NewJob(NamedTuple):
         return self.request.who.tenant_id, self.request.spec.name or self.id
 
 
-def _new_jobs(
+async def _new_jobs(
     requests: Sequence[JobRequest], now: datetime, horizon: timedelta, known: Mapping[CalendarKey, Known]
 ) -> list[_NewJob]:
     out = []
@@ -135,9 +136,17 @@ def _new_jobs(
         key = _calendar(request)
         found = None if key is None else known.get(key)
         use = None if key is None or found is None else Use(key.tenant_id, id_, key.name, found.version)
+        await _give_way(request)
         first = _first(id_, request, now, horizon, found and found.calendar)
         out.append(_NewJob(place, id_, request, lane_key(request.spec), *first, use))
     return out
+
+
+async def _give_way(request: JobRequest) -> None:
+    """Let others have a turn before a search that may look at years of days: a batch has a thousand of them."""
+    schedule = request.spec.schedule
+    if schedule is not None and (schedule.rrule is not None or schedule.calendar is not None):
+        await asyncio.sleep(0)
 
 
 def _calendar(request: JobRequest) -> CalendarKey | None:
@@ -160,6 +169,7 @@ async def _calendars(
             if key not in known:
                 raise calendars.unknown(key.name)
             if spec.schedule is not None:
+                await _give_way(requests[i])
                 check_calendar(spec.schedule, known[key].calendar, now, seed_of(who.tenant, spec.name, ""))
         except InvalidInput as problem:
             refused[i] = problem
@@ -191,7 +201,7 @@ async def submit_jobs(
     """Store every job that can be stored; answers in the order of the requests. One commit, unless a name is taken."""
     now = db.clock.now()
     known, refused_days = await _calendars(db, requests, now)
-    jobs = _new_jobs(requests, now, horizon, known)
+    jobs = await _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane: job.request.who.tenant_id for job in jobs})
     answers: dict[int, Answer] = {}
     for job in jobs:
@@ -481,7 +491,7 @@ async def submit_batch(
     known, refused_days = await _calendars(db, requests, now)
     for i, problem in (refused_days | await _without_secrets(db, requests)).items():
         raise _in_batch(i, problem)
-    jobs = _new_jobs(requests, now, horizon, known)
+    jobs = await _new_jobs(requests, now, horizon, known)
     lane_of = await lanes.intern({job.lane: job.request.who.tenant_id for job in jobs})
     for job in jobs:
         if refusal := lanes.refusal(f"jobs[{job.place}].pool", job.lane, job.request.who.tenant_id):

@@ -60,6 +60,7 @@ class LocalDays:
 
     def __init__(self, pattern: Pattern, tz: ZoneInfo, gap: str, overlap: str, grid: Grid | None = None) -> None:
         self._pattern = pattern
+        self._known: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the two dates asked for last, with their times
         self._tz = tz
         self._carry = gap == "next_valid" and grid is None
         self._unwanted = None if grid is not None else {"first": "second", "second": "first"}.get(overlap)
@@ -77,7 +78,7 @@ class LocalDays:
                 later = owed >> skipped
                 if later:
                     return to_instant(start + skipped + (later & -later).bit_length() - 1)
-            tries += self._pattern.times(day) != 0
+            tries += self._times(day) != 0
             day = self._following(day)
         return None
 
@@ -142,7 +143,16 @@ class LocalDays:
 
     def _following(self, day: int) -> int | None:
         # What a gap before midnight carries on lies in the share of the date after it.
-        return day + 1 if self._pattern.times(day) else self._pattern.next_day(day + 1)
+        return day + 1 if self._times(day) else self._pattern.next_day(day + 1)
+
+    def _times(self, day: int) -> int:
+        """The times of a date. A search asks for those of each date several times, and for those of the date before."""
+        for known, times in self._known:
+            if known == day:
+                return times
+        found = self._pattern.times(day)
+        self._known = [(day, found), self._known[0]]
+        return found
 
     def _farthest(self, day: int) -> int:
         """The last date that is looked at; before the pattern begins, nothing has been looked at in vain."""
@@ -153,11 +163,11 @@ class LocalDays:
 
     def _owed(self, day: int) -> int:
         """The owed seconds of a day's share, bit 0 its first one."""
-        if not self._pattern.times(day) and not self._pattern.times(day - 1):
+        if not self._times(day) and not self._times(day - 1):
             return 0
         share = share_of_day(self._tz, day)
         if len(share.stretches) == 1 and not share.stretches[0].skipped and share.stretches[0].passage == "only":
-            owed = self._pattern.times(day)
+            owed = self._times(day)
         else:
             owed = self._owed_when_moved(share)
         return owed & self._grid(share.start, share.end - share.start) if owed and self._grid else owed
@@ -167,9 +177,9 @@ class LocalDays:
         for stretch in share.stretches:
             bits = 0
             if stretch.passage != self._unwanted:
-                bits = self._pattern.times(stretch.day) >> stretch.clock & _ones(stretch.end - stretch.start)
+                bits = self._times(stretch.day) >> stretch.clock & _ones(stretch.end - stretch.start)
             if self._carry and any(
-                self._pattern.times(lost.day) >> lost.low & _ones(lost.high - lost.low) for lost in stretch.skipped
+                self._times(lost.day) >> lost.low & _ones(lost.high - lost.low) for lost in stretch.skipped
             ):
                 bits |= 1
             owed |= bits << (stretch.start - share.start)

@@ -229,7 +229,7 @@ def dates(rule: Rule, start: datetime, farthest: date, take: Callable[[int], Non
     pattern = _Dates(rule, start)
     end = min(farthest, _until(rule.until, zone("UTC")).date()) if rule.until is not None else farthest
     left, last = rule.count, end.toordinal()
-    take(_MOST_PERIODS if rule.interval > 1 and rule.by_month else 1)
+    take(_MOST_PERIODS if rule.interval > 1 and rule.by_month else _PERIOD_DAYS[rule.freq] if rule.by_setpos else 1)
     day = pattern.next_day(start.toordinal())
     while day is not None and day <= last and left != 0:
         take(pattern.work(day))
@@ -319,6 +319,8 @@ class _Dates:
         self._period = self._period_of(start.date())
         self._chosen = lru_cache(maxsize=_PERIODS_KEPT)(self._choose)
         self._reached: int | None = None  # the period whose choice is paid for
+        longest = _PERIOD_DAYS[rule.freq] * self._per_day
+        self._never = bool(rule.by_setpos) and not places(rule.by_setpos, longest)
 
     @cached_property
     def _times(self) -> int:
@@ -357,19 +359,24 @@ class _Dates:
         return 1 if known else _PERIOD_DAYS[self._rule.freq]
 
     def next_day(self, day: int) -> int | None:
-        for _ in range(_MOST_PERIODS):
+        for _ in range(0 if self._never else _MOST_PERIODS):
             found = self._filter.next_day(day)
             if found is None:
                 return None
             period = self._period_of(date.fromordinal(found))
             beyond = (self._period - period) % self._rule.interval
             if not beyond:
-                return found
+                return self._chosen_from(found, period) if self._rule.by_setpos else found
             following = self._first_day(period + beyond)
             if following is None:
                 return None
             day = following
         return None
+
+    def _chosen_from(self, day: int, period: int) -> int | None:
+        """The first date from `day` on that BYSETPOS leaves of a period; else where the next that counts begins."""
+        later = [d for d in self._chosen(period) if d >= day]
+        return min(later) if later else self._first_day(period + self._rule.interval)
 
     def _choose(self, period: int) -> dict[int, list[int]]:
         """What BYSETPOS leaves of a period: date → its times. As numbers: as bits they would take 10 KiB a date."""
@@ -428,7 +435,7 @@ class _Ticks:
         return self._times if self._filter.lets_through(date.fromordinal(day)) else 0
 
     def next_day(self, day: int) -> int | None:
-        return self._filter.next_day(day)
+        return self._filter.next_day(day) if self._times else None
 
     def grid(self, start: int) -> Grid:
         """The seconds that lie in a period that counts."""

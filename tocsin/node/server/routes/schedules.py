@@ -18,5 +18,6 @@ _request = msgspec.json.Decoder(PreviewRequest, dec_hook=decode_scalar).decode
 async def preview(call: Call) -> Reply:
     body = call.decode(_request)
     after = None if body.after is None else body.after.at
-    found = await preview_schedule(call.node.db, call.who, body.schedule, after, body.count, body.name)
+    run = call.node.aside.run
+    found = await preview_schedule(call.node.db, call.who, body.schedule, after, body.count, body.name, run)
     return answer(found._asdict() | {"runs": [Instant(run) for run in found.runs]})
