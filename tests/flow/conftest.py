@@ -40,10 +40,11 @@ begin
     delete from tocsin.tenants where slug <> 'default';
     update tocsin.tenants set weight = 1, max_jobs = null, max_queued = null, max_running = null, submit_rate = null,
                               log_bytes_per_day = null, runs_days = null, legal_hold = false, suspended_at = null,
-                              hot_days = null, logs_days = null, audit_days = null;
+                              suspended_from = null, suspended_until = null, hot_days = null, logs_days = null,
+                              audit_days = null;
     delete from tocsin.pools where name not in ('default', 'workflows') and name not in (select pool from tocsin.lanes);
     update tocsin.pools set policy = 'fair', head_start = default, paused_at = null, claimed = 0, version = 1,
-                            tenants = null;
+                            tenants = null, paused_from = null, paused_until = null;
     update tocsin.lane_pass set part = 'jobs', began_at = now(), at_tenant = 0, at_id = default;
     update tocsin.cluster set restored = 0, objects_id = null;
     update tocsin.audit_sealer set high = (select last_value from tocsin.audit_id_seq), gaps = '[]', epoch = 0;

@@ -37,6 +37,7 @@ NOBODYS = {
     "log_garbage": "names of objects, which have ids of tenants and of runs in them",
     "logouts": "digests of people, who may have to do with several tenants",
     "past_workers": "workers serve all",
+    "lane_vouchers": "a lane and a worker",
     "planner": "when anybody's schedules were last planned",
     "outages": "when nobody's schedules were planned",
     "migrations": "the schema's",

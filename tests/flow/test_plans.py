@@ -95,6 +95,8 @@ FRAGMENTS = {
     "only_job",
     "only_state",
     "job_of_cursor",
+    "unjudged",
+    "may_take",
     "gap",
     "unchanged",
 }

@@ -153,6 +153,9 @@ class Book:
     turned_at: datetime | None = None
     outages: list[tuple[datetime, datetime]] = field(default_factory=list)
     kept_until: dict[str, datetime] = field(default_factory=dict)
+    # From when to when each worker lived, and the one that vouches for the lane.
+    lives: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
+    voucher: str | None = None
     replaced: dict[str, list[Replaced]] = field(default_factory=dict)
     new_runs: list[Run] = field(default_factory=list)
     new_rows: list[Ended] = field(default_factory=list)
@@ -172,6 +175,8 @@ class Book:
             self.turned_at,
             self.outages,
             self.kept_until,
+            self.lives,
+            self.voucher,
             self.replaced,
         )
 
@@ -258,7 +263,9 @@ select now(),
        array(select row(l.key::text, l.max, l.tat) from limits l),
        (select p.turned_at from planner p),
        array(select row(o.from_at, o.to_at) from outages o order by o.from_at),
-       array(select row(t.job_id::text, t.kept_until) from triggers t where t.kept_until is not null)
+       array(select row(t.job_id::text, t.kept_until) from triggers t where t.kept_until is not null),
+       array(select row(w.id::text, w.registered_at, least(w.gone_at, w.lease_until)) from workers w),
+       (select v.worker_id::text from lane_vouchers v)
 """
 
 
@@ -266,6 +273,7 @@ async def read(connection: asyncpg.Connection) -> Book:
     now, runs, jobs, history, dead, workers, audit, versions, keys, limits, *known = await connection.fetchrow(_READ)
     book = Book(now, dead=set(dead), keys=set(keys))
     book.turned_at, book.outages, book.kept_until = known[0], [tuple(row) for row in known[1]], dict(known[2])
+    book.lives, book.voucher = {id_: (start, end) for id_, start, end in known[3]}, known[4]
     book.runs = {row[0]: Run(*row) for row in runs}
     book.jobs = {row[0]: Job(*row) for row in jobs}
     book.history = {(row[0], row[1]): Ended(*row) for row in history}

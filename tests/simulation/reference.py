@@ -120,10 +120,18 @@ class Reference(Pieces):
         """Alive for those behind it; what is staged for the future is not."""
         return run.state != "staged" or run.ready_at <= self.now or run.attempt > 0
 
+    def is_unjudged(self, run: Run) -> bool:
+        """An occurrence more than a minute late, unless a worker vouches that somebody was there all the time."""
+        late = run.state == "staged" and run.trigger == "schedule" and run.attempt == 0
+        if not late or run.ready_at >= self.now - LATE:
+            return False
+        voucher = self.before.voucher
+        return not (voucher and self._lives(voucher) and self.before.lives[voucher][0] <= run.ready_at + LATE)
+
     def is_misfire(self, run: Run) -> bool:
-        return (
-            run.state == "staged" and run.trigger == "schedule" and run.attempt == 0 and run.ready_at < self.now - LATE
-        )
+        """No worker was there for a minute from its instant on."""
+        lives = self.before.lives.values()
+        return not any(start <= run.ready_at + LATE and end >= run.ready_at for start, end in lives)
 
     def is_expired(self, run: Run) -> bool:
         return run.deadline_at is not None and run.deadline_at < self.now and run.attempt == 0
@@ -173,7 +181,7 @@ class Reference(Pieces):
             for r in self.want.runs.values()
             if r.state == "staged"
             and r.ready_at <= self.now
-            and not self.is_misfire(r)
+            and not self.is_unjudged(r)
             and not (fresh and self.is_expired(r))
         ]
         if all(map(self._holds_suspect, slots)):
@@ -313,7 +321,7 @@ class Reference(Pieces):
 
     def promote(self) -> None:
         for run in self.want.runs.values():
-            if run.state == "staged" and run.ready_at <= self.now and not self.is_misfire(run):
+            if run.state == "staged" and run.ready_at <= self.now and not self.is_unjudged(run):
                 run.state = "ready"
 
     # ── report, hand back, reap ──────────────────────────────────────────────────────────────────────────────────
@@ -429,11 +437,17 @@ class Reference(Pieces):
         return {key for run in runs if run.limited or run.overlap is not None for key in self.gates(run)}
 
     def misfires(self) -> None:
-        late = [run for run in self.want.runs.values() if self.is_misfire(run)]
+        alive = [worker for worker in self.before.lives if self._lives(worker)]
+        if any(map(self.is_unjudged, self.want.runs.values())) and alive:
+            # Whoever has been there longest vouches for the lane from now on.
+            self.before.voucher = min(
+                alive, key=lambda worker: (self.before.lives[worker][0], worker != self.got.voucher)
+            )
+        late = [run for run in self.want.runs.values() if self.is_unjudged(run)]
         expired, coalesced, kept = [], [], []
         for run in late:
             schedule = self.before.jobs[run.job].spec.schedule
-            if run.once or schedule is None:
+            if run.once or schedule is None or not self.is_misfire(run):
                 kept.append(run)
             elif schedule.misfire.policy == "skip" or run.ready_at < self.now - schedule.misfire.window.delta:
                 expired.append(run)

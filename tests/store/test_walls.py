@@ -32,6 +32,7 @@ COMMON = {
     "log_garbage": "",
     "logouts": "",
     "past_workers": "",
+    "lane_vouchers": "",
     "planner": "",
     "outages": "",
     "servers": "",

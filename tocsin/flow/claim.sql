@@ -101,8 +101,9 @@ due as materialized (
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at >= w.due_floor and r.ready_at <= now()
-               -- A first attempt of an occurrence found this late is a misfire: the sweep decides.
-               and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
+               and not (
+-- :include unjudged
+               )
                and (r.losses = 0 or r.ready_at <= now() - interval '10 seconds' or (select welcome from suspects) > 0)
                and (not $8::bool or r.attempt > 0 or r.deadline_at is null or r.deadline_at >= now())
              order by r.ready_at
@@ -389,7 +390,9 @@ chosen as materialized (
               from runs r
              where r.lane_id = w.lane_id and r.tenant_id = w.tenant_id and r.state = 'staged'
                and r.ready_at >= w.due_floor and r.ready_at <= now()
-               and not (r.trigger = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds')
+               and not (
+-- :include unjudged
+               )
              order by r.ready_at
              limit $4
                for update skip locked) r

@@ -56,7 +56,9 @@ select name, version, policy, head_start, paused_at, tenants
 -- :name change
 update pools
    set policy = $2, head_start = $3, paused_at = case when $4 then coalesce(paused_at, now()) end, tenants = $5::int[],
-       version = version + 1
+       version = version + 1,
+       paused_from = case when not $4 and paused_at is not null then paused_at else paused_from end,
+       paused_until = case when not $4 and paused_at is not null then now() else paused_until end
  where name = $1
 returning version
 

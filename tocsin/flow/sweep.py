@@ -13,6 +13,7 @@ from tocsin.clock import EPOCH
 from tocsin.flow.shared.endings import Ending, end_runs
 from tocsin.flow.shared.idempotency import SQL as IDEMPOTENCY
 from tocsin.flow.shared.joins import release_stranded, settle, share_graph
+from tocsin.flow.shared.transitions import SQL as SHARED
 from tocsin.flow.shared.transitions import (
     Hint,
     Key,
@@ -28,7 +29,7 @@ from tocsin.flow.shared.transitions import (
 from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.telemetry import MISSED
 
-SQL = Sql(__file__)
+SQL = Sql(__file__, SHARED)
 _FORGOTTEN = 5_000  # idempotency records that one statement drops
 _BATCH, _BATCHES = 1000, 20  # runs past their deadline that are ended at once; how often in one turn
 _JOINING = 200  # runs that wait for others, looked at in one turn
@@ -56,9 +57,13 @@ async def expire(db: Database) -> Expired:
 
 
 async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
-    """Occurrences found more than a minute late: run, coalesce or expire them as their jobs say."""
+    """Decide about occurrences of these lanes that are more than a minute late. Those that nobody could take, because
+    no worker was there, are run, coalesced or expired as their jobs say; the others are late and run."""
+    late = [row["lane_id"] for row in await db.fetch("engine", SQL["vouch"], list(lanes))]
+    # With a worker that vouches for them, claims take most of them, and nothing has to be decided.
+    rows = await db.fetch("engine", SQL["misfired"], late) if late else []
     by_verdict: dict[str, list[Row]] = {"misfire_expired": [], "coalesced": [], "kept": []}
-    for row in await db.fetch("engine", SQL["misfired"], list(lanes)):
+    for row in rows:
         by_verdict[_misfired(row)].append(row)
     woken: list[Hint] = []
     # Each in a transaction of its own, so that runs are locked in the order of their ids.
@@ -72,7 +77,7 @@ async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
 
 
 def _misfired(row: Row) -> str:
-    if row["once"]:
+    if row["once"] or not row["misfire"]:
         return "kept"
     if row["too_old"] or row["policy"] == "skip":
         return "misfire_expired"

@@ -6,26 +6,87 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.key_id::text a
  order by r.deadline_at
  limit $1
 
+-- :name may_take
+-- For a worker `w` and a lane `l`: it may take from the lane. As `LaneBook.open_to` decides.
+               and w.pool = l.pool and l.kind = any(w.targets) and (l.kind <> 'python' or l.function = any(w.functions))
+               and w.labels @> l.labels
+               and not exists (select from unnest(l.needs, w.resources) as n(most, has) where n.has <= n.most / 2 and n.most > 0)
+
+-- :name vouch
+-- Of these lanes, those with an occurrence that is to be judged; and, for each, the worker that has been there longest vouches
+-- that the lane has had one since then, if any is there.
+with late as materialized (
+    select l.lane_id
+      from unnest($1::int[]) as l(lane_id)
+     cross join lateral (
+            select from runs r
+             where r.lane_id = l.lane_id and r.state = 'staged' and (
+-- :include unjudged
+             )
+             limit 1) r
+),
+vouchers as (
+    insert into lane_vouchers (lane_id, worker_id)
+    select t.lane_id, w.id
+      from late t
+      join lanes l on l.id = t.lane_id
+     cross join lateral (
+            select w.id from workers w
+             where w.state <> 'gone' and w.lease_until > now()
+-- :include may_take
+             order by w.registered_at
+             limit 1) w
+        on conflict (lane_id) do update set worker_id = excluded.worker_id
+     where lane_vouchers.worker_id <> excluded.worker_id
+)
+select lane_id from late
+
 -- :name misfired
--- Staged occurrences that nobody could take in time, with what their jobs want done about it.
+-- Staged occurrences that are late, with what their jobs want done about it; `misfire`: for more than a minute from its
+-- instant on nobody could take it, because its lane had no living worker, its pool was paused or its tenant suspended.
+with late as materialized (
+    select r.*
+      from unnest($1::int[]) as l(lane_id)
+     cross join lateral (
+            select r.* from runs r
+             where r.lane_id = l.lane_id and r.state = 'staged' and (
+-- :include unjudged
+             )
+             order by r.tenant_id, r.ready_at
+             limit 1000) r
+     -- Each of them is moved or ended, so that the next turn finds the others.
+     limit 5000
+),
+served as materialized (
+    -- When each of these lanes had a worker, from the instant of its first late occurrence on.
+    select f.lane_id, range_agg(tstzrange(w.registered_at, greatest(w.registered_at, least(w.gone_at, w.lease_until)), '[]')) as spans
+      from (select t.lane_id, min(t.ready_at) as first from late t group by t.lane_id) f
+      join lanes l on l.id = f.lane_id
+     cross join lateral (
+            select * from workers w
+             where (w.state <> 'gone' or w.gone_at >= f.first)
+-- :include may_take
+             ) w
+     group by f.lane_id
+)
 select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.key_id::text as key_id, r.once, r.limited, r.overlap,
+       not coalesce(s.spans && tstzrange(r.ready_at, r.ready_at + interval '60 seconds', '[]'), false)
+       or exists (select from tenants t where t.id = r.tenant_id
+                     and (r.ready_at >= t.suspended_at
+                          or r.ready_at >= t.suspended_from and r.ready_at < t.suspended_until - interval '60 seconds'))
+       or exists (select from lanes l join pools p on p.name = l.pool where l.id = r.lane_id
+                     and (r.ready_at >= p.paused_at
+                          or r.ready_at >= p.paused_from and r.ready_at < p.paused_until - interval '60 seconds'))
+           as misfire,
        r.ready_at < now() - (j.schedule::json #>> '{misfire,window}')::interval as too_old,
        coalesce(j.schedule::json #>> '{misfire,policy}', 'latest') as policy,
        exists (select from runs later
                 where later.job_id = r.job_id and later.trigger = 'schedule' and later.attempt = 0
                   and later.state in ('staged', 'ready') and later.ready_at <= now()
                   and later.scheduled_for > r.scheduled_for) as superseded
-  from unnest($1::int[]) as l(lane_id)
- cross join lateral (
-        select s.* from runs s
-         -- Written so that the planner does not see the predicate of the wider index on occurrences in it.
-         where s.lane_id = l.lane_id and s.state = 'staged' and coalesce(s.trigger, '') = 'schedule' and s.attempt = 0
-           and s.ready_at < now() - interval '60 seconds'
-         order by s.tenant_id, s.ready_at
-         limit 1000) r
+  from late r
+  left join served s on s.lane_id = r.lane_id
  cross join lateral (select * from jobs j where j.tenant_id = r.tenant_id and j.id = r.job_id limit 1) j
- -- Each of them is moved or ended, so that the next turn finds the others.
- limit 5000
 
 -- :name keep
 -- staged → ready: a late occurrence that is to run all the same.

@@ -31,7 +31,7 @@ update tenants
 update tenants set suspended_at = now() where slug = $1
 
 -- :name resume
-update tenants set suspended_at = null where slug = $1
+update tenants set suspended_at = null, suspended_from = suspended_at, suspended_until = now() where slug = $1
 
 -- :name http_allow
 select t.id, t.http_allow

@@ -7,6 +7,18 @@
 -- Written as two equalities, an index that merely holds the id behind something else (runs_job) costs the same to a
 -- planner that believes the table to be empty, and is then read from end to end for every run.
 
+-- :name unjudged
+-- For `r`: whether an occurrence this late is a misfire is for the sweep to say, unless a living worker vouches for its lane.
+-- (By `coalesce` the wider index on occurrences is out of the question.)
+coalesce(r.trigger, '') = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds' and not (
+    exists (select from lane_vouchers v join workers w on w.id = v.worker_id
+             where v.lane_id = r.lane_id and w.state <> 'gone' and w.lease_until > now()
+               and w.registered_at <= r.ready_at + interval '60 seconds')
+    and not exists (select from tenants t where t.id = r.tenant_id and (r.ready_at >= t.suspended_at
+                     or r.ready_at >= t.suspended_from and r.ready_at < t.suspended_until - interval '60 seconds'))
+    and not exists (select from lanes l join pools p on p.name = l.pool where l.id = r.lane_id and (r.ready_at >= p.paused_at
+                     or r.ready_at >= p.paused_from and r.ready_at < p.paused_until - interval '60 seconds')))
+
 -- :name lock_jobs
 -- Lock order everywhere: jobs, triggers, limits by key, runs by id. The keys come in order.
 select j.tenant_id, j.id
