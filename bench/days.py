@@ -197,7 +197,7 @@ async def _night(node: Node, observer: asyncpg.Connection) -> None:
     await sweep.forget_keys(node.db)
     await events.tidy(node.db)
     await Sealer(node.db).run_once()
-    await Anchorer(node.db, node.objects, node.master_keys).run_once()
+    await Anchorer(node.db, node.objects, node.master_keys, node.anchor_series).run_once()
     archivist = Archivist(node.db, node.objects, node.parquet, node.settings)
     while await archivist.run_once() < 600:
         if time.perf_counter() - begun > 120:

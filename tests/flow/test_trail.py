@@ -31,7 +31,8 @@ _SAY = "insert into audit (tenant_id, actor, action, target) values ($1, 'key:x'
 
 
 async def anchor(scene: Scene, master: MasterKeys | None = None) -> int:
-    return await seal.anchor(scene.db, scene.node.objects, master or scene.node.master_keys, "test", every=0.0)
+    node = scene.node
+    return await seal.anchor(scene.db, node.objects, master or node.master_keys, "test", node.anchor_series, every=0.0)
 
 
 async def chained(scene: Scene, count: int = 8) -> None:
@@ -448,11 +449,11 @@ async def test_a_slow_writer_of_anchors_takes_none_of_anothers_away(
     await scene.job(name="one")
     await seal.seal(scene.db)
     monkeypatch.setattr(objects, "put", slow)
-    first = asyncio.create_task(seal.anchor(scene.db, objects, keys, "slow", every=0.0))
+    first = asyncio.create_task(seal.anchor(scene.db, objects, keys, "slow", seal.Series(), every=0.0))
     await reached.wait()
     await scene.job(name="two")
     await seal.seal(scene.db)
-    assert await seal.anchor(scene.db, objects, keys, "other", every=0.0) == 1
+    assert await seal.anchor(scene.db, objects, keys, "other", seal.Series(), every=0.0) == 1
     go_on.set()
     await first
     proof = await scene.api.get("/v1/audit/verify")

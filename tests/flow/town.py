@@ -128,7 +128,9 @@ class Town:
             await house.build()
             await house.archived()
         await seal.seal(scene.db)
-        await seal.anchor(scene.db, scene.node.objects, scene.node.master_keys, "test", every=0.0)
+        await seal.anchor(
+            scene.db, scene.node.objects, scene.node.master_keys, "test", scene.node.anchor_series, every=0.0
+        )
         await self.old.archive()
         await shelve.shelve(scene.db, scene.node.objects, self.old.parquet, DAY + timedelta(days=1))
         claimed = await scene.take(100, self.hand.id)

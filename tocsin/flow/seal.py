@@ -8,22 +8,37 @@ drawn by transactions that are not over, or that failed; what still comes out of
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from tocsin.flow.shared import audit
-from tocsin.model.audit import GENESIS, Anchor, Gap, Horizon, anchors_folder, between, link, still_open, write_anchor
+from tocsin.model.audit import (
+    GENESIS,
+    Anchor,
+    Gap,
+    Horizon,
+    anchors_folder,
+    between,
+    digest_of,
+    link,
+    still_open,
+    write_anchor,
+)
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
 from tocsin.store.vault import MasterKeys
-from tocsin.telemetry import AUDIT_ANCHOR_AGE, AUDIT_SEALED
+from tocsin.telemetry import AUDIT_ANCHOR_AGE, AUDIT_SEALED, get_logger
 
 SQL = Sql(__file__, audit.SQL)
+log = get_logger("anchorer")
 AT_ONCE = 2000
 ANCHOR_SECONDS = 60.0
 ANCHORS_AT_ONCE = 50
+BEAT_SECONDS = 72_000.0  # a chain that does not move is anchored as often as this
+_MOST_SERIES = 100_000
 _read_gaps = msgspec.json.Decoder(list[Gap]).decode
 
 
@@ -76,13 +91,49 @@ async def _chain(connection: Connection, rows: Sequence[Row]) -> None:
 # ── heads, out of the reach of whoever may write in the database ─────────────────────────────────────────────────
 
 
+class Series:
+    """The last anchor of each chain that this server has written: number, and digest of its line. It goes on from there
+    even if the database says less: then somebody has put the database back, and missing anchors show it. After a
+    restore from a backup the database says where to go on."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[int, tuple[int, int, str]] = OrderedDict()  # by tenant: epoch, number, digest
+
+    def after(self, row: Row) -> tuple[int, str]:
+        """Number and digest of the anchor that the next one follows."""
+        known: tuple[int, str] = row["anchor_number"], row["anchor_line"]
+        own = self.last(row["tenant_id"], row["epoch"])
+        if own is None or own[0] <= known[0]:
+            return known
+        log.error("the anchors of an audit were put back in the database", tenant_id=row["tenant_id"], to=known[0])
+        return own
+
+    def last(self, tenant_id: int, epoch: int) -> tuple[int, str] | None:
+        """Number and digest of the last one that this server has written since the last restore."""
+        known = self._last.get(tenant_id)
+        return None if known is None or known[0] != epoch else known[1:]
+
+    def wrote(self, made: Anchor) -> None:
+        self._last[made.tenant] = made.epoch, made.number, digest_of(made)
+        self._last.move_to_end(made.tenant)
+        if len(self._last) > _MOST_SERIES:
+            self._last.popitem(last=False)
+
+
 async def anchor(
-    db: Database, objects: ObjectStore, master: MasterKeys, writer: str, every: float = ANCHOR_SECONDS
+    db: Database,
+    objects: ObjectStore,
+    master: MasterKeys,
+    writer: str,
+    series: Series,
+    every: float = ANCHOR_SECONDS,
+    beat: float = BEAT_SECONDS,
 ) -> int:
-    """Write down the heads that moved, in one object per tenant, day and `writer`; answers how many. Raises if one
-    could not be written; the others are."""
-    due = await db.fetch("engine", SQL["due_anchors"], ANCHORS_AT_ONCE, every)
-    done = await asyncio.gather(*(_anchor(db, objects, master, writer, row) for row in due), return_exceptions=True)
+    """Write down the heads that moved, and those that were not written down for long, in one object per tenant, day and
+    `writer`; answers how many. Raises if one could not be written; the others are."""
+    due = await db.fetch("engine", SQL["due_anchors"], ANCHORS_AT_ONCE, every, beat)
+    made = (_anchor(db, objects, master, writer, series, row) for row in due)
+    done = await asyncio.gather(*made, return_exceptions=True)
     AUDIT_ANCHOR_AGE.set(await db.fetchval("engine", SQL["anchor_age"]))
     for failure in done:
         if isinstance(failure, BaseException):
@@ -90,8 +141,19 @@ async def anchor(
     return len(due)
 
 
-async def _anchor(db: Database, objects: ObjectStore, master: MasterKeys, writer: str, row: Row) -> None:
-    made = Anchor(tenant=row["tenant_id"], seq=row["seq"], hash=row["hash"].hex(), at=row["at"], epoch=row["epoch"])
+async def _anchor(
+    db: Database, objects: ObjectStore, master: MasterKeys, writer: str, series: Series, row: Row
+) -> None:
+    number, previous = series.after(row)
+    made = Anchor(
+        tenant=row["tenant_id"],
+        seq=row["seq"],
+        hash=row["hash"].hex(),
+        at=row["at"],
+        epoch=row["epoch"],
+        number=number + 1,
+        previous=previous,
+    )
     if master.ids:
         made = made.signed(master.ids[0], master.derive("audit anchors"))
     # Nobody else writes this one: who is slow would put back what it has read, without what another wrote meanwhile.
@@ -100,4 +162,5 @@ async def _anchor(db: Database, objects: ObjectStore, master: MasterKeys, writer
     if said and not said.endswith(b"\n"):
         said += b"\n"
     await objects.put(key, said + write_anchor(made), durable=True)
-    await db.fetch("engine", SQL["anchored"], made.tenant, made.seq)
+    series.wrote(made)
+    await db.fetch("engine", SQL["anchored"], made.tenant, made.seq, made.number, digest_of(made))

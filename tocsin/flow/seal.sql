@@ -62,25 +62,32 @@ update audit_heads set restores = restores || jsonb_build_array(jsonb_build_arra
 update audit_sealer set high = $1, gaps = $2, epoch = $3
 
 -- :name due_anchors
--- Heads that are not anchored, once a minute each; whoever gets one has a minute for it. None while older records are
--- still to be sealed, as after an upgrade: an anchor also says that there were no others.
+-- Heads that are not anchored, once a minute each, and every $3 seconds those that have not moved: a series of anchors that
+-- ends long ago was cut off. Whoever gets one has a minute for it; the one that was tried longest ago comes first, so that
+-- slow storage starves nobody. None while older records are still to be sealed, as after an upgrade: an anchor also says
+-- that there were no others.
+with due as materialized (
+    select h.tenant_id from audit_heads h
+     where (h.anchored_seq < h.seq or h.beat_at is null or h.beat_at <= now() - $3 * interval '1 second')
+       and (h.anchored_at is null or h.anchored_at <= now() - $2 * interval '1 second')
+       and coalesce((select a.at from audit a where a.id > (select s.high from audit_sealer s) order by a.id limit 1)
+                        > now() - interval '1 minute', true)
+     order by h.anchored_at nulls first, h.tenant_id
+     limit $1
+       for update skip locked
+)
 update audit_heads h
    set anchored_at = now()
-  from (select h.tenant_id from audit_heads h
-         where h.anchored_seq < h.seq
-           and (h.anchored_at is null or h.anchored_at <= now() - $2 * interval '1 second')
-           and coalesce((select a.at from audit a where a.id > (select s.high from audit_sealer s) order by a.id limit 1)
-                            > now() - interval '1 minute', true)
-         order by h.tenant_id
-         limit $1
-           for update skip locked) d
+  from due d
  where h.tenant_id = d.tenant_id
-returning h.tenant_id, h.seq, h.hash, now() as at, (select restored from cluster) as epoch
+returning h.tenant_id, h.seq, h.hash, now() as at, h.anchor_number, h.anchor_line, (select restored from cluster) as epoch
 
 -- :name anchored
+-- $3, $4: the anchor's number, and the digest of its line.
 update audit_heads
-   set anchored_seq = $2, waiting_since = case when seq > $2 then now() end
- where tenant_id = $1 and anchored_seq < $2
+   set anchored_seq = greatest(anchored_seq, $2), waiting_since = case when seq > $2 then now() end,
+       anchor_number = $3, anchor_line = $4, beat_at = now()
+ where tenant_id = $1 and anchor_number < $3
 
 -- :name anchor_age
 select coalesce(extract(epoch from max(now() - h.waiting_since)), 0)::float8

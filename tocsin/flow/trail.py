@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -21,7 +21,18 @@ import msgspec
 from tocsin.clock import iso
 from tocsin.flow.shared import audit, shelf
 from tocsin.model.access import Identity
-from tocsin.model.audit import BACKDATED, GENESIS, Anchor, Gap, anchors_folder, is_excused, link, read_anchors
+from tocsin.model.audit import (
+    BACKDATED,
+    GENESIS,
+    Anchor,
+    Gap,
+    anchors_folder,
+    broken_series,
+    digest_of,
+    is_excused,
+    link,
+    read_anchors,
+)
 from tocsin.store.db import Connection, Database, Row, Sql, columns
 from tocsin.store.objects import ObjectStore
 from tocsin.store.parquet import Parquet
@@ -29,13 +40,14 @@ from tocsin.store.vault import MasterKeys
 
 SQL = Sql(__file__, audit.SQL)
 MOST_SCANNED = 10_000
+LONGEST_SILENCE = timedelta(hours=25)  # between two anchors of a chain; servers make one every twenty hours
 PIECE = 20_000
 _BATCH = 1000
 _MOST_FOUND = 100
 _AT_ONCE = 20  # objects
 _FILES_AT_ONCE = 32
 _MOST_FILES = 12 * _FILES_AT_ONCE  # a year and more of days
-_MARK = re.compile(r"(\d{1,18})\.([0-9a-f]{64})\.(\d{1,18})\.(\d{4}-\d\d-\d\d)", re.ASCII)
+_MARK = re.compile(r"(\d{1,18})\.([0-9a-f]{64})\.(\d{1,18})\.(\d{4}-\d\d-\d\d)(?:\.(-1|\d{1,18}))?", re.ASCII)
 _read_gaps = msgspec.json.Decoder(list[Gap]).decode
 _read_restores = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
@@ -146,23 +158,26 @@ def _document(row: Row) -> dict[str, Any]:
 
 
 class Mark(NamedTuple):
-    """Up to where it is proved: number and hash of a record, the highest id that was looked at, and the day up to
-    which anchors were."""
+    """Up to where it is proved: number and hash of a record, the highest id that was looked at, the day up to which
+    anchors were, and the number of the last of them."""
 
     seq: int = 0
     hash: bytes = GENESIS
     id: int = 0
     day: date = date.min
+    anchor: int = 0
 
     def __str__(self) -> str:
-        return f"{self.seq}.{self.hash.hex()}.{self.id}.{self.day.isoformat()}"
+        return f"{self.seq}.{self.hash.hex()}.{self.id}.{self.day.isoformat()}.{self.anchor}"
 
     @classmethod
     def parse(cls, text: str) -> Mark | None:
         """The mark that `str` wrote; None if it did not."""
         found = _MARK.fullmatch(text)
         try:
-            return found and cls(int(found[1]), bytes.fromhex(found[2]), int(found[3]), date.fromisoformat(found[4]))
+            return found and cls(
+                int(found[1]), bytes.fromhex(found[2]), int(found[3]), date.fromisoformat(found[4]), int(found[5] or -1)
+            )
         except ValueError:
             return None
 
@@ -202,13 +217,14 @@ async def verify(
     who: Identity,
     mark: Mark,
     audit_days: int,
+    written: Callable[[int, int], tuple[int, str] | None] = lambda _tenant_id, _epoch: None,
 ) -> Proof:
     """Prove the next piece of a tenant's chain. `audit_days`: for how many days records are kept of tenants that do not
-    say."""
+    say. `written`: the last anchor of a tenant that this server has written in an epoch."""
     async with db.snapshot(who.tenant_id, "trail") as connection:
         head = await connection.fetchrow(SQL["head"], who.tenant_id)
         begin = await connection.fetchrow(shelf.SQL["beginning"], who.tenant_id)
-        mark = mark if begin is None or begin["last_seq"] <= mark.seq else Mark(*begin)
+        mark = mark if begin is None or begin["last_seq"] <= mark.seq else Mark(*begin)._replace(anchor=-1)
         walk = _Walk(who.tenant_id, mark)
         # One more than is read, before those: the file that ends where this piece begins.
         files = await shelf.holding(connection, who.tenant_id, mark.seq, _FILES_AT_ONCE + 1)
@@ -228,6 +244,7 @@ async def verify(
     if ended:
         _hold_to_notes(walk, now)
     stored = await _stored(objects, parquet, walk, now)
+    series = days.anchors
     expired, terms = 0 if now.beginning is None else now.beginning["last_seq"], None
     if now.beginning is not None:
         # As the engine: the role that serves a tenant does not read what is settled for it.
@@ -240,6 +257,9 @@ async def verify(
     if mark.seq > 0 and mark.hash not in (stored.get(mark.seq), ends.get(mark.seq)):
         walk.find("changed", mark.seq, None, f"record {mark.seq} was proved a moment ago and is another now")
     shown = _hold_to_anchors(walk, days, master, now.notes, stored)
+    _hold_to_series(walk, series, mark, master)
+    if ended and now.head is not None:
+        _hold_to_beats(walk, series, master, now, written(who.tenant_id, now.epoch))
     return Proof(
         0 if head is None else head["seq"],
         walk.checked,
@@ -255,7 +275,7 @@ async def verify(
         shown.lost,
         expired,
         terms and terms["days"],
-        None if ended else Mark(walk.seq, walk.hash, walk.id, walk.day),
+        None if ended else Mark(walk.seq, walk.hash, walk.id, walk.day, _last_number(series, mark)),
     )
 
 
@@ -264,7 +284,7 @@ class _Walk:
 
     def __init__(self, tenant_id: int, mark: Mark) -> None:
         self.tenant_id = tenant_id
-        self.seq, self.hash, self.id, self.day = mark
+        self.seq, self.hash, self.id, self.day = mark[:4]
         self.checked = 0
         self.findings: list[Finding] = []
         self.times: list[tuple[int, int, datetime]] = []  # of the records that were met: number, id, when
@@ -400,6 +420,8 @@ class _Now(NamedTuple):
     head: Row | None
     hashes: dict[int, bytes]
     files: list[shelf.Shelved]
+    at: datetime
+    epoch: int
 
 
 async def _look_again(connection: Connection, walk: _Walk, wanted: Iterable[int]) -> _Now:
@@ -411,7 +433,8 @@ async def _look_again(connection: Connection, walk: _Walk, wanted: Iterable[int]
     elsewhere = [seq for seq in seqs if seq not in hashes and seq not in walk.hashes]
     files = await shelf.holding(connection, tenant_id, elsewhere[0], _FILES_AT_ONCE) if elsewhere else []
     wanted_files = [file for file in files if any(file.first <= seq <= file.last for seq in elsewhere)]
-    return _Now(beginning, notes, head, hashes, wanted_files)
+    moment = await connection.fetchrow(SQL["moment"])
+    return _Now(beginning, notes, head, hashes, wanted_files, moment["at"], moment["epoch"])
 
 
 async def _stored(objects: ObjectStore, parquet: Parquet, walk: _Walk, now: _Now) -> dict[int, bytes]:
@@ -449,6 +472,46 @@ def _hold_to_anchors(
     for finding in _backdated(walk.times, binding):
         walk.find(*finding)
     return _Shown(signed, binding[-1] if binding else None, list(given_up.values()))
+
+
+def _hold_to_series(walk: _Walk, anchors: Sequence[Anchor], mark: Mark, master: MasterKeys) -> None:
+    """Hold anchors to each other: none may be missing, and from the first signed one on all must be signed. One that
+    names a key which is not here any more is held by the one that follows it."""
+    for anchor, why in broken_series(anchors, mark.anchor):
+        walk.find("anchor", anchor.seq, None, why)
+    first = min((a.at for a in anchors if _is_good(a, walk.tenant_id, master)), default=None)
+    for anchor in anchors:
+        if first is not None and not anchor.mac and anchor.at > first:
+            walk.find("anchor", anchor.seq, None, f"the anchor of {iso(anchor.at)} is not signed, and earlier ones are")
+
+
+def _hold_to_beats(
+    walk: _Walk, anchors: Sequence[Anchor], master: MasterKeys, now: _Now, written: tuple[int, str] | None
+) -> None:
+    """Find a series that was cut off: by what this server has written, and because servers write an anchor every day
+    whether or not the chain moves. Where servers sign, one without a signature counts for nothing."""
+    good = [a for a in anchors if not master.ids or _is_good(a, walk.tenant_id, master)]
+    head = 0 if now.head is None else now.head["seq"]
+    if any(finding.kind == "anchor" for finding in walk.findings):
+        return
+    if written is not None and written not in {(a.number, digest_of(a)) for a in good}:
+        walk.find("anchor", head, None, f"anchor {written[0]} of the series, which this server wrote, is gone")
+        return
+    last = max((anchor.at for anchor in good), default=None)
+    since = last or min((at for _, _, at in walk.times), default=None)
+    if since is None or now.at - since > LONGEST_SILENCE:
+        told = "there is none" if last is None else f"the last is of {iso(last)}"
+        kind = "signed anchor" if master.ids else "anchor"
+        what = f"{told}, and servers write a {kind} every day: later ones were removed, or no server has run"
+        walk.find("anchor", head, None, what)
+
+
+def _is_good(anchor: Anchor, tenant_id: int, master: MasterKeys) -> bool:
+    return _signature(anchor, tenant_id, master) is True
+
+
+def _last_number(anchors: Sequence[Anchor], mark: Mark) -> int:
+    return max((anchor.number for anchor in anchors), default=mark.anchor)
 
 
 def _signature(anchor: Anchor, tenant_id: int, master: MasterKeys) -> bool | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
@@ -123,14 +123,17 @@ def anchors_folder(tenant_id: int) -> str:
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the head of a chain was, kept where the database's administrator has no say. `key` and `mac`: the master
-    key it is signed with, if the server had one."""
+    """What the head of a chain was, kept where the database's administrator has no say. `number`: its place in the
+    series of the tenant's anchors, from 1; `previous`: SHA-256 of the line of the one before it. Anchors of earlier
+    releases have neither. `key` and `mac`: the master key it is signed with, if the server had one."""
 
     tenant: int
     seq: int
     hash: str
     at: datetime
     epoch: int = 0
+    number: int = 0
+    previous: str = ""
     key: str = ""
     mac: str = ""
 
@@ -142,8 +145,10 @@ class Anchor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return hmac.compare_digest(self.mac, self._mac(key))
 
     def _mac(self, key: bytes) -> str:
-        said = msgspec.json.encode((self.tenant, self.seq, self.hash, self.at, self.epoch))
-        return hmac.digest(key, said, "sha256").hex()
+        said: tuple[object, ...] = (self.tenant, self.seq, self.hash, self.at, self.epoch)
+        if self.number:
+            said += (self.number, self.previous)
+        return hmac.digest(key, msgspec.json.encode(said), "sha256").hex()
 
 
 _read_anchor = msgspec.json.Decoder(Anchor).decode
@@ -163,6 +168,32 @@ def read_anchors(content: bytes) -> tuple[list[Anchor], int]:
 def write_anchor(anchor: Anchor) -> bytes:
     """One line of such an object."""
     return msgspec.json.encode(anchor) + b"\n"
+
+
+def digest_of(anchor: Anchor) -> str:
+    """What the next anchor names it by."""
+    return hashlib.sha256(msgspec.json.encode(anchor)).hexdigest()
+
+
+def broken_series(anchors: Iterable[Anchor], after: int) -> Iterator[tuple[Anchor, str]]:
+    """What is wrong with a series of anchors that goes on behind number `after` (-1: not known): which one, and why. A
+    number may be there more than once: a server that dies before it has noted an anchor is followed by another that
+    makes it again."""
+    lines: dict[int, set[str]] = {}
+    last = after
+    for anchor in sorted((a for a in anchors if a.number > 0), key=lambda a: a.number):
+        number = anchor.number
+        if last < 0:
+            last = number - 1
+        if number > last + 1:
+            some = f"{last + 1} to {number - 1}" if number > last + 2 else str(last + 1)
+            yield anchor, f"anchor {some} of the series is missing"
+        elif number - 1 in lines and anchor.previous not in lines[number - 1]:
+            yield anchor, f"anchor {number} does not follow anchor {number - 1}"
+        elif number == 1 and anchor.previous:
+            yield anchor, "anchor 1 follows another, which is missing"
+        lines.setdefault(number, set()).add(digest_of(anchor))
+        last = max(last, number)
 
 
 def is_excused(anchor: Anchor, restores: Iterable[tuple[int, int]]) -> bool:

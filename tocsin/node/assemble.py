@@ -16,7 +16,7 @@ from urllib.parse import quote
 from tocsin import __version__
 from tocsin.errors import ApiProblem, SetupError, Unavailable
 from tocsin.failpoints import Failpoints
-from tocsin.flow import keys, marker, partitions, servers
+from tocsin.flow import keys, marker, partitions, seal, servers
 from tocsin.flow import restored as restoration
 from tocsin.flow.note import Notebook
 from tocsin.flow.payloads import Payloads
@@ -88,6 +88,7 @@ class Node:
         )
         self.objects = ObjectStore(settings.objects_url, settings.home / "objects")
         self.parquet = Parquet(self.objects, settings.home / "cold")
+        self.anchor_series = seal.Series()
         self.master_keys = MasterKeys.load(settings.master_key, settings.home)
         self.wish_keys = self.master_keys.derive_all("idempotency")
         self.data_keys = DataKeys(self.db, self.master_keys)
@@ -176,7 +177,7 @@ class Node:
             Breaker(self.db, self.tell),
             Archivist(self.db, self.objects, self.parquet, self.settings),
             Sealer(self.db),
-            Anchorer(self.db, self.objects, self.master_keys),
+            Anchorer(self.db, self.objects, self.master_keys, self.anchor_series),
             Caretaker(self.db, self._server, self.retire, self._measure_pools, Room(self.db, self._folders())),
             self.events,
             self.tails,

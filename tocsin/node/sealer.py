@@ -32,11 +32,12 @@ class Anchorer(Loop):
 
     name = "anchorer"
 
-    def __init__(self, db: Database, objects: ObjectStore, master: MasterKeys) -> None:
+    def __init__(self, db: Database, objects: ObjectStore, master: MasterKeys, series: seal.Series) -> None:
         super().__init__()
         self._db, self._objects, self._master = db, objects, master
         self._writer = uuid4().hex[:16]
+        self._series = series
 
     async def run_once(self) -> float:
-        done = await seal.anchor(self._db, self._objects, self._master, self._writer)
+        done = await seal.anchor(self._db, self._objects, self._master, self._writer, self._series)
         return 0.0 if done >= seal.ANCHORS_AT_ONCE else _ANCHOR_SECONDS

@@ -81,8 +81,8 @@ async def verify_audit(call: Call) -> Reply:
     if mark is None:
         raise BadRequest("this cursor is not one of ours", code="invalid_cursor")
     node = call.node
-    days = node.settings.audit_days
-    proof = await trail.verify(node.db, node.objects, node.parquet, node.master_keys, call.who, mark, days)
+    days, written = node.settings.audit_days, node.anchor_series.last
+    proof = await trail.verify(node.db, node.objects, node.parquet, node.master_keys, call.who, mark, days, written)
     anchored = proof.anchored
     return answer(
         {
