@@ -70,7 +70,7 @@ async def show(ctx: Context, **more: Any) -> dict[str, Any]:
         "stands_for": ctx.logical_at.isoformat(),
         "args": dict(ctx.args),
         "more": more,
-        "token": ctx.token,
+        "token": [ctx.token, ctx.token[::-1]],
         "url": ctx.url,
     }
 

@@ -44,20 +44,22 @@ async def test_a_program_that_cannot_start(shared: Gateway, command: str) -> Non
 async def test_what_a_program_sees(shared: Gateway) -> None:
     code = (
         "import os, sys, json;"
-        "print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), os.getsid(0) == os.getpid()]))"
+        "print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), os.getsid(0) == os.getpid(),"
+        " os.environ['TOCSIN_RUN_TOKEN'][::-1]]))"
     )
     run = shared.process(
         sys.executable, "-c", code, env={"MINE": "ü"}, cwd="/tmp", stdin="hello" * 10_000, args={"day": 3}
     )
     assert (await shared.end_of(run)).outcome == "succeeded"
-    env, cwd, stdin, own_session = json.loads("".join(shared.text_of(run)))
+    env, cwd, stdin, own_session, token = json.loads("".join(shared.text_of(run)))
     assert (cwd, stdin, own_session) == ("/tmp", "hello" * 10_000, True)
     assert env["MINE"] == "ü" and env["TOCSIN_RUN_ID"] == run.run_id and env["TOCSIN_JOB_ID"] == run.job_id
     assert env["TOCSIN_JOB_NAME"] == run.job_name and env["TOCSIN_ATTEMPT"] == "1"
     assert env["TOCSIN_FENCE"] == str(run.fence) and env["TOCSIN_SCHEDULED_FOR"] == run.scheduled_for
     assert env["TOCSIN_LOGICAL_AT"] == run.scheduled_for, "unless it stands for another instant"
     assert json.loads(env["TOCSIN_ARGS"]) == {"day": 3}
-    assert env["TOCSIN_URL"] == shared.url and env["TOCSIN_RUN_TOKEN"] == run.token
+    assert env["TOCSIN_URL"] == shared.url
+    assert env["TOCSIN_RUN_TOKEN"] == "***" and token[::-1] == run.token, "it is given, and masked in the log"
     assert "TOCSIN_WORKER_KEY" not in env and "SECRET_OF_WORKER" not in env and "the-key" not in str(env)
 
 

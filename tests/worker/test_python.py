@@ -48,7 +48,7 @@ async def test_the_context(shared: Gateway) -> None:
         "stands_for": "2025-02-03T00:00:00+00:00",
         "args": {"day": "monday"},
         "more": {"day": "monday"},
-        "token": run.token,
+        "token": ["***", run.token[::-1]],
         "url": shared.url,
     }
     assert [line[1:] for line in shared.log_lines[run.run_id]] == [

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 MOST_ABOUT = 4096  # characters; what is longer is left out, for the text says it, too
-_BEHIND = "\x1f"
+BEHIND = "\x1f"  # between a line's text and what it carries
 BREAKING = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # As above without the newline, and lone surrogates, as which Python keeps bytes that it could not decode.
@@ -44,12 +44,12 @@ def about(logger: str, fields: Mapping[str, Any]) -> str:
 
 def joined(text: str, told: str) -> str:
     """A line's text with what `about` made."""
-    return f"{text}{_BEHIND}{told}" if told else text
+    return f"{text}{BEHIND}{told}" if told else text
 
 
 def parted(text: str) -> tuple[str, About | None]:
     """The text alone and what it carries; whatever is no work of ours is text."""
-    head, behind, told = text.rpartition(_BEHIND)
+    head, behind, told = text.rpartition(BEHIND)
     if not behind:
         return text, None
     try:

@@ -5,8 +5,13 @@ program (base64 in columns of 76) or by us (a line too long), is found all the s
 next: an end that begins a value is blotted out at once from `_TELLING` characters on, and the rest when it comes. So
 at most a few first characters of a value that was cut there are ever seen.
 
-A long value is known by its beginning and followed for as long as it goes on, so that no text, however like a value it
-is made, costs more than to read it a few times: who writes it must not be able to hold up the worker that reads it.
+A text must be masked before it is cut: of a value that a cut goes through, the part behind the cut is not known any
+more. Where a text is cut first all the same, it must be cut at its end.
+
+Most texts hold no value, and most forms of a value begin alike. So a text is first searched for the beginnings of
+forms, `_TELLING` characters each. A long value is known by its beginning and followed for as long as it goes on, so
+that no text, however like a value it is made, costs more than to read it a few times for each form: who writes it must
+not be able to hold up the worker that reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +19,10 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -28,6 +36,13 @@ _SAYS = ("args", "kwargs", "body", "stdin")  # of a target
 _TELLING = 4  # characters; fewer are found everywhere, and tell nothing
 _WHOLE_LINE = 8  # characters from which on a part of what is confidential is looked for by itself
 _BEGINNING = 256  # characters by which a value is known
+_MOST_ODD = 512  # characters of a value that is also looked for as few programs write it
+_MOST_DIGITS = 40  # of a value that may come back as a number
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.\-]*")  # written alike wherever nothing is encoded
+_NUMERIC = re.compile(r"[-+0-9.eE]+")
+_CLEANED = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # `clean` writes it in another way
+_ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|.)", re.DOTALL)
 
 
 @dataclass
@@ -43,48 +58,53 @@ class Mask:
     """Blots out some values, in all the ways they are commonly written."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        written = {form for value in values for form in forms(value)}
-        self._forms = sorted(form for form in written if len(form) >= _TELLING)
+        values = list(values)
+        self._starts: dict[str, list[str]] = {}  # forms by their first characters
+        for form in sorted({form for value in values for form in forms(value) if len(form) >= _TELLING}):
+            self._starts.setdefault(form[:_TELLING], []).append(form)
+        self._numbers = {number for value in values for number in _numbers(value)}
+        self._counts = any(_NUMERIC.fullmatch(start) for start in self._starts)
 
     def text(self, text: str) -> str:
-        """One text that stands alone."""
+        """One text that stands alone, and may have been cut at its end."""
         return "\n".join(self.lines(text.split("\n"), Trail()))
 
+    def may_be_in(self, packed: bytes) -> bool:
+        """Whether a value may be in this msgpack: cheaper than to unpack it."""
+        flat = bytes(packed).replace(b"\n", b"")
+        return self._counts or any(start.encode("utf-8", "surrogatepass") in flat for start in self._starts)
+
     def value(self, value: Any) -> Any:
-        """All texts of a value that is made of JSON's types; without recursion, for it may be nested deeply."""
+        """Mask all texts of a value that is made of JSON's types, in place, and numbers that are one of the masked
+        values. Without recursion, for it may be nested deeply."""
         root = [value]
-        boxes: list[list[Any] | dict[Any, Any]] = [root]
-        while boxes:
-            box = boxes.pop()
-            keys = {key: self.text(key) for key in box if isinstance(key, str)} if isinstance(box, dict) else {}
-            for at, item in list(box.items() if isinstance(box, dict) else enumerate(box)):
-                match item:
-                    case str():
-                        box[at] = self.text(item)
-                    case list() | tuple():
-                        box[at] = [*item]
-                        boxes.append(box[at])
-                    case dict():
-                        box[at] = {**item}
-                        boxes.append(box[at])
-            if isinstance(box, dict) and any(key != shown for key, shown in keys.items()):
-                renamed = {keys.get(key, key): item for key, item in box.items()}
-                box.clear()
-                box.update(renamed)
+        leaves = _Leaves(root, self._counts)
+        self._mask_leaves(leaves)
+        leaves.rename()
         return root[0]
+
+    def _mask_leaves(self, leaves: _Leaves) -> None:
+        """Mask them in one pass over all their texts."""
+        flat = "\n".join(text.replace("\n", "") for text in leaves.texts)  # no form has an end of line
+        spans = deque(_merged(self._whole(flat)))
+        start = 0
+        for n, text in enumerate(leaves.texts):
+            if not spans:
+                break
+            end = start + len(text) - text.count("\n")
+            if spans[0][0] < end:
+                leaves.put(n, "\n".join(_blotted(text.split("\n"), start, spans)))
+            start = end + 1
+        for n, number in leaves.numbers.items():
+            if number in self._numbers or -number in self._numbers:
+                leaves.put(n, BLOT)
 
     def lines(self, lines: list[str], trail: Trail) -> list[str]:
         """The next lines of a text, as they may be seen."""
         before, text = len(trail.text), trail.text + "".join(lines)
         spans = _merged(self._found(text, before, trail))
         trail.text = text[-_BEGINNING:]
-        if not spans:
-            return lines
-        out, start = [], before
-        for line in lines:
-            out.append(_without(line, start, spans))
-            start += len(line)
-        return out
+        return _blotted(lines, before, deque(spans)) if spans else lines
 
     def _found(self, text: str, before: int, trail: Trail) -> Iterator[tuple[int, int]]:
         """Where a value stands or goes on, and where one may begin at the very end."""
@@ -92,19 +112,99 @@ class Mask:
         for form, passed in going_on.items():
             if (end := _followed(text, before, form, passed, trail)) > before:
                 yield before, end
-        for form in self._forms:
+        for form in self._begun_in(text):
+            yield from _occurrences(text, form, trail)
             beginning = form[:_BEGINNING]
-            at = text.find(beginning)
-            while at >= 0:
-                end = _followed(text, at + len(beginning), form, len(beginning), trail)
-                yield at, end
-                at = text.find(beginning, end - len(beginning) + 1)
             at = text.find(form[:_TELLING], max(0, len(text) - len(beginning) + 1))
             while at >= 0:
                 if beginning.startswith(text[at:]):
                     yield at, len(text)
                     break
                 at = text.find(form[:_TELLING], at + 1)
+
+    def _whole(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where a value stands, or the beginning of a long one."""
+        for form in self._begun_in(text):
+            yield from _occurrences(text, form, Trail())
+
+    def _begun_in(self, text: str) -> Iterator[str]:
+        for start, written in self._starts.items():
+            if start in text:
+                yield from written
+
+
+class _Leaves:
+    """The texts in a value, each with its place. `root` holds the value."""
+
+    def __init__(self, root: list[Any], with_numbers: bool) -> None:
+        self.texts: list[str] = []
+        self.numbers: dict[int, float] = {}  # by the place of their text
+        self._places: list[tuple[Any, Any, bool]] = []  # box, key, whether the text is the key itself
+        self._renamed: dict[int, tuple[dict[Any, Any], dict[str, str]]] = {}
+        boxes: list[Any] = [root]
+        while boxes:
+            box = boxes.pop()
+            for at, item in box.items() if isinstance(box, dict) else enumerate(box):
+                if isinstance(at, str):
+                    self._add(box, at, at, True)
+                if isinstance(item, str):
+                    self._add(box, at, item)
+                elif isinstance(item, list | dict):
+                    boxes.append(item)
+                elif with_numbers and type(item) in (int, float):
+                    self.numbers[len(self.texts)] = item
+                    self._add(box, at, repr(item))
+
+    def _add(self, box: Any, at: Any, text: str, key: bool = False) -> None:
+        self._places.append((box, at, key))
+        self.texts.append(text)
+
+    def put(self, n: int, text: str) -> None:
+        """Replace a text."""
+        box, at, key = self._places[n]
+        if key:
+            self._renamed.setdefault(id(box), (box, {}))[1][at] = text
+        else:
+            box[at] = text
+
+    def rename(self) -> None:
+        """Give keys the names that were put for them."""
+        for box, names in self._renamed.values():
+            items = [(names.get(key, key), item) for key, item in box.items()]
+            box.clear()
+            box.update(items)
+
+
+def _occurrences(text: str, form: str, trail: Trail) -> Iterator[tuple[int, int]]:
+    """Where a form stands; occurrences that overlap are told as one."""
+    beginning = form[:_BEGINNING]
+    size = len(beginning)
+    first = last = previous = -1
+    at = text.find(beginning)
+    while at >= 0:
+        if at <= last and size == len(form):  # it overlaps itself, perhaps thousands of times
+            end = _repeated(text, at + size, form[previous - at :])
+        else:
+            end = _followed(text, at + size, form, size, trail)
+        if at > last:
+            if first >= 0:
+                yield first, last
+            first = at
+        previous, last = at, max(last, end)
+        at = text.find(beginning, end - size + 1)
+    if first >= 0:
+        yield first, last
+
+
+def _repeated(text: str, at: int, unit: str) -> int:
+    """How far a text goes on repeating a unit from here: in steps that grow while they are right."""
+    times = 1
+    while times:
+        if text.startswith(unit * times, at):
+            at, times = at + len(unit) * times, min(times * 2, 1 + _BEGINNING)
+        else:
+            times //= 2
+    return at
 
 
 def _followed(text: str, at: int, form: str, passed: int, trail: Trail) -> int:
@@ -161,50 +261,139 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _without(line: str, start: int, spans: list[tuple[int, int]]) -> str:
-    """The line that stands at `start`, with each span in it blotted out."""
-    out, at = [], 0
-    for begins, ends in spans:
-        first, last = max(begins - start, 0), min(ends - start, len(line))
-        if first < last:
-            out += [line[at:first], BLOT]
-            at = last
-    return "".join([*out, line[at:]])
+def _blotted(lines: list[str], start: int, left: deque[tuple[int, int]]) -> list[str]:
+    """Lines, the first of which stands at `start`, with each span in them blotted out. Takes those from `left`."""
+    shown = []
+    for line in lines:
+        out, at, end = [], 0, start + len(line)
+        while left and left[0][0] < end:
+            first, last = max(left[0][0] - start, 0), min(left[0][1] - start, len(line))
+            if first < last:
+                out += [line[at:first], BLOT]
+                at = last
+            if left[0][1] > end:  # it goes on in the next line
+                break
+            left.popleft()
+        shown.append("".join([*out, line[at:]]) if out else line)
+        start = end
+    return shown
+
+
+# ── how a value may be written ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def forms(value: str) -> Iterator[str]:
-    """How a value may be written, without ends of lines: as it is, in URLs, in JSON, in base64 wherever it begins."""
-    for text in (value, *_escaped(value)):
-        yield "".join(_lines(text))
-        # Where the line is read with its carriage return, that is shown.
-        yield "".join(clean(line) for line in text.split("\n"))
+    """How a value may be written, without ends of lines: as it is, as a number, in JSON, in Python, in URLs, in base64
+    wherever it begins."""
+    for text in [value] if _PLAIN.fullmatch(value) else dict.fromkeys(_written(value)):
+        yield text.replace("\n", "")
+        if _CLEANED.search(text):
+            yield "".join(_lines(text))
+            # Where the line is read with its carriage return, that is shown.
+            yield "".join(clean(line) for line in text.split("\n"))
     lines = _lines(value)
     if len(lines) > 1:
         yield from (line.strip() for line in lines if len(line.strip()) >= _WHOLE_LINE)
-    data = value.encode()
-    for before in range(3):
-        standard = base64.b64encode(bytes(before) + data)
-        # Characters that other bytes have a part in are another matter each time.
-        sure = standard[(before * 8 + 5) // 6 : (before + len(data)) * 8 // 6].decode()
-        yield sure
-        yield sure.translate(_URL_SAFE)
+    yield from map(str, _numbers(value))
+    yield from _in_base64(value.encode("utf-8", "surrogatepass"))
 
 
-_URL_SAFE = str.maketrans("+/", "-_")
+def _written(value: str) -> Iterator[str]:
+    yield value
+    if len(value) > _MOST_ODD:
+        yield from (_json(value, True), _json(value, False), quote_plus(value, errors="surrogatepass"))
+        yield from _python(value, repr)
+        return
+    yield from _in_json(value)
+    yield from _in_python(value)
+    yield from _in_urls(value)
+    # Twice: JSON in JSON, `repr` of a dict as a field of a record.
+    for once in {_json(value, True), _json(value, False), *_python(value, repr)}:
+        yield from (_json(once, True), _json(once, False))
+        yield from _python(once, repr)
 
 
 def _lines(text: str) -> list[str]:
     return [clean(line.removesuffix("\r")) for line in text.split("\n")]
 
 
-def _escaped(value: str) -> Iterator[str]:
+def _numbers(value: str) -> list[int | float]:
+    """The numbers that a value may come back as, if it has digits enough to tell something."""
+    if len(value) > _MOST_DIGITS or not _NUMERIC.fullmatch(value):
+        return []
+    mantissa = re.split("[eE]", value)[0]
+    if len(mantissa.replace(".", "").lstrip("+-0")) < _TELLING:
+        return []
+    try:
+        number = float(value)
+    except ValueError:
+        return []
+    whole: list[int | float] = [int(value)] if "." not in value and mantissa == value else []
+    return [*whole, number] if math.isfinite(number) else whole
+
+
+# Beyond what JSON demands, some writers escape what means something in HTML.
+_HTML = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&"})
+_MORE_HTML = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'+`"})
+
+
+def _json(value: str, ascii_only: bool) -> str:
+    return json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+
+
+def _in_json(value: str) -> Iterator[str]:
     for ascii_only in (True, False):
-        yield json.dumps(value, ensure_ascii=ascii_only)[1:-1]
-    for quoted in (quote(value, safe=""), quote(value), quote_plus(value)):
+        plain = _json(value, ascii_only)
+        quotes = plain.replace('\\"', "\\u0022")
+        for text in (plain, plain.translate(_HTML), plain.translate(_MORE_HTML), quotes.translate(_MORE_HTML)):
+            for slashes in (text, text.replace("/", "\\/")):
+                yield slashes
+                yield _ESCAPE.sub(_upper, slashes)
+
+
+def _upper(match: re.Match[str]) -> str:
+    return f"\\u{match[1].upper()}" if match[1] else match[0]
+
+
+def _in_python(value: str) -> Iterator[str]:
+    """As `repr` and `ascii` write a text and its bytes, between quotes of either kind."""
+    for written in (repr, ascii, _bytes_repr):
+        yield from _python(value, written)
+
+
+def _python(value: str, written: Callable[[str], str]) -> tuple[str, str]:
+    # With both quotes behind it, the text is written between ' and every ' is escaped.
+    escaped = written(value + "'\"")[1:-4]
+    return escaped, escaped.replace("\\'", "'")
+
+
+def _bytes_repr(text: str) -> str:
+    return repr(text.encode("utf-8", "surrogatepass"))[1:]
+
+
+def _in_urls(value: str) -> Iterator[str]:
+    data = value.encode("utf-8", "surrogatepass")
+    for safe in ("", "/", "!'()*", ";/?:@&=+$,#!'()*"):  # forms, paths, encodeURIComponent, encodeURI
+        quoted = quote(data, safe=safe)
         yield quoted
         yield _lower_escapes(quoted)
+    quoted = quote_plus(data)
+    yield quoted
+    yield _lower_escapes(quoted)
 
 
 def _lower_escapes(quoted: str) -> str:
     first, *rest = quoted.split("%")
     return "%".join([first, *(part[:2].lower() + part[2:] for part in rest)])
+
+
+_URL_SAFE = str.maketrans("+/", "-_")
+
+
+def _in_base64(data: bytes) -> Iterator[str]:
+    for before in range(3):
+        standard = base64.b64encode(bytes(before) + data)
+        # Characters that other bytes have a part in are another matter each time.
+        sure = standard[(before * 8 + 5) // 6 : (before + len(data)) * 8 // 6].decode()
+        yield sure
+        yield sure.translate(_URL_SAFE)

@@ -14,8 +14,7 @@ _ERROR_CHARS = 8192  # as many as the server stores
 def outgoing(attempt: Attempt, end: Finished) -> Finished:
     """Return an end as it leaves the worker: secrets masked first, then its texts cleaned and cut."""
     try:
-        if attempt.mask is not None:
-            attempt.mask.end(end)
+        attempt.mask_end(end)
     except Exception as exc:
         # The text of the exception may hold what could not be masked.
         return _unreportable(end, f"its secrets cannot be masked ({type(exc).__name__})")

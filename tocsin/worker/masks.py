@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from tocsin.model.loglines import BEHIND
 from tocsin.model.masks import Mask, Trail, confidential
-from tocsin.wire import ClaimedRun, Finished, LogLine, RunError
+from tocsin.wire import ClaimedRun, Finished, LogLine
 
 
 class AttemptMask(Mask):
@@ -19,29 +20,27 @@ class AttemptMask(Mask):
         self._trails: dict[str, Trail] = {}
 
     def output(self, lines: list[LogLine]) -> list[LogLine]:
-        """Lines of output as they may be seen; those before them are remembered, for a value may go on here."""
+        """Lines of output as they may be seen; those before them are remembered, for a value may go on here. What a
+        line carries beside its text is masked by itself: it must not come between two parts of a value."""
         told: dict[str, Iterator[str]] = {}
         for stream in {line[1] for line in lines}:
-            texts = [line[3] for line in lines if line[1] == stream]
+            texts = [line[3].partition(BEHIND)[0] for line in lines if line[1] == stream]
             told[stream] = iter(self.lines(texts, self._trails.setdefault(stream, Trail())))
-        return [(at, stream, level, next(told[stream])) for at, stream, level, _ in lines]
+        return [(at, stream, level, self._with_about(next(told[stream]), text)) for at, stream, level, text in lines]
+
+    def _with_about(self, shown: str, text: str) -> str:
+        _, behind, about = text.partition(BEHIND)
+        return f"{shown}{behind}{self.text(about)}" if behind else shown
 
     def end(self, end: Finished) -> None:
-        """Blot out what the end of the attempt tells. An end that cannot be masked is a failure, and tells nothing."""
-        try:
-            self._mask_end(end)
-        except Exception as exc:  # nested more deeply than this process can read, or too large for its memory
-            end.outcome, end.result, end.retry_after, end.give_up = "failed", None, None, False
-            end.error = RunError(class_="internal", message=f"its end could not be masked: {type(exc).__name__}")
-
-    def _mask_end(self, end: Finished) -> None:
+        """Blot out what the end of the attempt tells."""
         if end.error is not None:
             end.error.class_, end.error.message = self.text(end.error.class_), self.text(end.error.message)
-        if end.result is not None:
+        if end.result is not None and self.may_be_in(end.result):
             told = self.value(msgspec.msgpack.decode(end.result))
             end.result = msgspec.Raw(msgspec.msgpack.encode(told))  # packed like any other: reports go by its size
 
 
 def mask_of(run: ClaimedRun, target: Any) -> AttemptMask:
     """The mask of what a run is told in confidence."""
-    return AttemptMask(confidential(run.secrets, run.args, target, run.sensitive))
+    return AttemptMask(confidential(run.secrets, run.args, target, run.sensitive, run.token))

@@ -373,9 +373,7 @@ class Session:
     def output(self, attempt: Attempt, lines: list[LogLine], dropped: int = 0) -> None:
         if attempt.log is None:
             attempt.log = RunLog(attempt.run)
-        if attempt.mask is not None:
-            lines = attempt.mask.output(lines)
-        self.logs.add(attempt.log, lines, dropped)
+        self.logs.add(attempt.log, attempt.mask.output(lines), dropped)
 
     def note(self, attempt: Attempt, note: Note, answer: Answer | None) -> None:
         self._notes.add(attempt.key, note, answer)

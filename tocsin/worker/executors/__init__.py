@@ -17,7 +17,7 @@ import msgspec
 
 from tocsin.wire import ClaimedRun, Finished, LogLine, RunError, RunKey
 from tocsin.worker.frames import Note, Outcome
-from tocsin.worker.masks import mask_of
+from tocsin.worker.masks import AttemptMask, mask_of
 from tocsin.worker.proctree import Family, Tree
 from tocsin.worker.targets import NO_RESOURCES, Spec
 
@@ -25,6 +25,7 @@ STOP_GRACE = 5.0  # between asking a run to stop and killing it
 KILL_PATIENCE = 5.0  # how long to wait for the end of what is killed because the worker goes or was lost
 
 MOST_IN_VARIABLE = 96 * 1024  # bytes; Linux takes 128 KiB, with the name
+_READ_CHARS = 64 * 1024  # beyond what is shown of a text, to find a secret that the cut would go through
 _UNTOUCHABLE_FOR = 5.0  # how long to wait for processes that we may not even signal
 _LOOK_AGAIN, _LOOK_RARELY = 0.01, 0.25
 
@@ -33,7 +34,7 @@ class Attempt:
     """A claimed run on its way through this worker."""
 
     __slots__ = (
-        *("executor", "handle", "key", "log", "mask", "over", "received_ns", "resources", "run", "start_ns"),
+        *("_mask", "executor", "handle", "key", "log", "over", "received_ns", "resources", "run", "start_ns"),
         *("started_ns", "stopping", "target"),
     )
 
@@ -50,12 +51,30 @@ class Attempt:
         self.over = False  # the server knows its end already
         self.handle: Any = None
         self.log: Any = None
-        self.mask = mask_of(run, self.target) if run.secrets or run.sensitive else None
+        self._mask: AttemptMask | None = None
+
+    @property
+    def mask(self) -> AttemptMask:
+        """What blots out all that it was told in confidence. Every run has a token, and most tell nothing: so it is
+        made when it is first needed."""
+        if self._mask is None:
+            self._mask = mask_of(self.run, self.target)
+        return self._mask
+
+    def masked(self, text: str, most: int) -> str:
+        """A text of which so many characters are shown: masked, then cut."""
+        return self.mask.text(text[: most + _READ_CHARS])[:most]
+
+    def mask_end(self, end: Finished) -> None:
+        """Mask an end. One that tells nothing, or less than a token is long, needs no mask to be made."""
+        run = self.run
+        told = end.error is not None or (end.result is not None and len(end.result) > len(run.token))
+        if told or run.secrets or run.sensitive:
+            self.mask.end(end)
 
     def discreet(self, exc: BaseException) -> str:
         """Where and how something went wrong with it, for the worker's own log: what is secret is not for that."""
-        text = "".join(traceback.format_exception(exc))
-        return text if self.mask is None else self.mask.text(text)
+        return self.mask.text("".join(traceback.format_exception(exc)))
 
     def finished(
         self,

@@ -8,6 +8,7 @@ its own: one that another tenant's list has opened is no one else's.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import functools
 import socket
@@ -47,6 +48,7 @@ from tocsin.worker.targets import NO_RESOURCES, HttpTarget
 
 log = get_logger("worker")
 
+_Decoder = codecs.getincrementaldecoder("utf-8")
 KEPT_BYTES = 32 * 1024  # of an answer, in the run's result
 READ_BYTES = 64 * 1024 * 1024  # of an answer; then the connection is closed
 _CONNECT_SECONDS = 30.0
@@ -200,7 +202,7 @@ class HttpExecutor(Executor):
                         return _Answer(response.status, {}, b"", 0, following)
                 return await self._read(attempt, response, headers)
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise _Failure(wall.why(exc)) from exc
+            raise _Failure(wall.why(exc, attempt)) from exc
         finally:
             wall.hang_up()
 
@@ -231,10 +233,10 @@ class HttpExecutor(Executor):
         if target.callback and answer.status == 202:
             # The end comes from elsewhere, as an order to stop; the time-out and the lease go on.
             await asyncio.get_running_loop().create_future()
-        result = msgspec.Raw(msgspec.msgpack.encode(answer.result()))
+        result = msgspec.Raw(msgspec.msgpack.encode(answer.result(attempt)))
         if is_expected(answer.status, target.expect_status):
             return attempt.finished("succeeded", result=result)
-        end = _failed(attempt, answer.why())
+        end = _failed(attempt, answer.why(attempt))
         end.result = result
         end.not_before = retry_after(answer.status, answer.headers, datetime.now(UTC))
         return end
@@ -249,11 +251,14 @@ class _Answer(NamedTuple):
     size: int
     next: Call | None = None
 
-    def result(self) -> dict[str, Any]:
-        """What the run shows of it."""
+    def result(self, attempt: Attempt) -> dict[str, Any]:
+        """What the run shows of it. Texts that are cut are masked here, before that; all is masked again later."""
         whole = len(self.kept) <= KEPT_BYTES
-        media_type = self.headers.get("Content-Type", "")
-        out = {"status": self.status, "content_type": media_type[:256], "bytes": self.size, "body": self._body(whole)}
+        media_type = attempt.masked(self.headers.get("Content-Type", ""), 256)
+        body = self._body(whole)
+        if not whole:
+            body = attempt.mask.text(body)  # a secret that the cut went through begins at the end
+        out = {"status": self.status, "content_type": media_type, "bytes": self.size, "body": body}
         return out if whole else out | {"truncated": True}
 
     def _body(self, whole: bool) -> Any:
@@ -265,13 +270,14 @@ class _Answer(NamedTuple):
                 return value
             except (ApiProblem, msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
                 pass  # then it is text
-        return self.kept[:KEPT_BYTES].decode("utf-8", "replace").replace("\0", "�")
+        # Without the beginning of a character at the cut: what stands there may be the beginning of a secret.
+        return _Decoder("replace").decode(self.kept[:KEPT_BYTES], whole).replace("\0", "�")
 
-    def why(self) -> Why:
+    def why(self, attempt: Attempt) -> Why:
         """The error that a status which nobody expects is."""
         text = f"HTTP {self.status}"
         if self.status in _REDIRECTS:
-            text += f" to {self.headers.get('Location', 'nowhere')[:200]}, which is not followed"
+            text += f" to {attempt.masked(self.headers.get('Location', 'nowhere'), 200)}, which is not followed"
         return Why(error_class(self.status), text)
 
 
@@ -308,9 +314,9 @@ class _Wall:
             with contextlib.suppress(OSError):  # it is closed, or was never connected
                 made.shutdown(socket.SHUT_RDWR)
 
-    def why(self, error: Exception) -> Why:
+    def why(self, error: Exception, attempt: Attempt) -> Why:
         """What a request that failed is told."""
-        text = from_outside(str(error))[:500] or type(error).__name__
+        text = attempt.masked(from_outside(str(error)), 500) or type(error).__name__
         if self._refused:
             return Why("refused_address", self._refused)
         if isinstance(error, aiohttp.InvalidURL):  # 2130706433, 0x7f.1: an address in a form that hides it
