@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tocsin.cli.text import json_safe, length, local, milliseconds, pairs, plain, relative, when
+from tocsin.cli.text import is_plain, json_safe, length, local, milliseconds, pairs, plain, relative, when
 
 NOW = datetime(2026, 12, 1, 9, tzinfo=UTC)
 
@@ -27,11 +31,57 @@ NOW = datetime(2026, 12, 1, 9, tzinfo=UTC)
         ("lone \ud800 surrogate", "lone  surrogate"),
         ("\x1b", ""),
         ("\x1b[", ""),
+        ("pay\u061cload", "payload"),
+        ("pay\u200bload\ufeff", "payload"),
+        ("pay\U000e0041\U000e0042load", "payload"),
+        ("soft\u00adhyphen, \u2060word joiner", "softhyphen, word joiner"),
+        ("ad\u200dmin and ad\u200cmin", "admin and admin"),
+        ("é\u200d\u200dé", "éé"),
+        ("👩\u200d💻 ❤\ufe0f", "👩\u200d💻 ❤\ufe0f"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("two\u2028lines", "two lines"),
+        ("private \ue000, never assigned \uffff", "private \ufffd, never assigned \ufffd"),
+        ("hidden\u3164letter", "hiddenletter"),
     ],
 )
 def test_text_from_elsewhere_can_do_nothing_to_a_terminal(text: str, harmless: str) -> None:
     assert plain(text) == harmless
     assert plain(plain(text)) == harmless
+
+
+EVERYTHING = [chr(code) for code in range(sys.maxunicode + 1)]
+
+
+def test_of_all_of_unicode_only_what_shows_itself_is_left() -> None:
+    odd = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    signs = set("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+    for character in EVERYTHING:
+        shown = plain(f"a{character}b")
+        kind = unicodedata.category(character)
+        if character in "\t\n\r\u2028\u2029":
+            assert shown == "a b", hex(ord(character))
+        elif character in "\x1b\x90\x98\x9b\x9d\x9e\x9f":
+            assert not set(shown) - set("ab"), "begins an escape sequence, which may take what follows along"
+        elif kind in ("Co", "Cn"):
+            assert shown == "a\ufffdb", hex(ord(character))
+        elif kind in odd and character not in signs:
+            assert shown == "ab", hex(ord(character))
+        else:
+            assert shown in (f"a{character}b", "ab"), hex(ord(character))
+            assert {unicodedata.category(c) for c in shown} & odd <= {"Cf"}
+
+
+def test_all_of_unicode_comes_through_json_and_nothing_hidden_is_printed() -> None:
+    for start in range(0, len(EVERYTHING), 4096):
+        document = {"text": " ".join(EVERYTHING[start : start + 4096])}
+        printed = json_safe(json.dumps(document, ensure_ascii=False))
+        assert json.loads(printed) == document
+        assert all(is_plain(c) for c in printed)
+
+
+@given(st.text(st.sampled_from("aé👩\u200d\u200c\u200b\x1b[m]\x07\\ \n\u2028\U000e0041")))
+def test_what_is_cleaned_is_clean(text: str) -> None:
+    assert plain(plain(text)) == plain(text)
 
 
 def test_json_stays_the_same_document() -> None:

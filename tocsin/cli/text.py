@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,21 +14,67 @@ _ESCAPES = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
 )
-# Then every control character, and what turns the direction of text around.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_BREAKS = re.compile(r"[\t\n\r]+")
-_MUST_ESCAPE = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Then what is not to be seen: control and format characters (which turn text around, hide it or join it), surrogates,
+# private and unassigned characters, separators of lines. Text needs two of them: the joiners of emoji and of several
+# scripts stay between characters beyond ASCII, where they cannot make two names look alike that a person could type.
+_JOINERS = "\u200c\u200d"
+_STRAY_JOINERS = re.compile(rf"(?<![^\x00-\x7f{_JOINERS}])[{_JOINERS}]|[{_JOINERS}](?![^\x00-\x7f{_JOINERS}])")
+# Format characters with a shape of their own: signs before numbers.
+_SHOWN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+# Letters and marks without a shape, which Unicode lets every program leave out.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+_HIDDEN = frozenset(("Cc", "Cf", "Cs"))
+_UNKNOWN = frozenset(("Co", "Cn"))
+_BREAKS = re.compile(r"[\t\n\r\u2028\u2029]+")
+
+
+def is_plain(character: str) -> bool:
+    """Whether a character shows itself and does nothing else; what is beyond our Unicode does not."""
+    if character in _SHOWN:
+        return True
+    kind = unicodedata.category(character)
+    return kind not in _HIDDEN and kind not in _UNKNOWN and kind not in ("Zl", "Zp") and character not in _BLANK
+
+
+class _Table(dict[int, str]):
+    """For `str.translate`: what stands for each character, found when it first comes along."""
+
+    def __init__(self, instead: Callable[[str], str]) -> None:
+        super().__init__()
+        self._instead = instead
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        found = self[code] = character if is_plain(character) else self._instead(character)
+        return found
+
+
+def _cleaned(character: str) -> str:
+    """Nothing instead of what hides; a sign instead of what nobody knows how to show."""
+    if character in _JOINERS:
+        return character
+    return "\ufffd" if unicodedata.category(character) in _UNKNOWN else ""
+
+
+def _escaped(character: str) -> str:
+    if character in "\t\n\r":  # between the parts of a document
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+_CLEANED, _ESCAPED = _Table(_cleaned), _Table(_escaped)
 
 
 def plain(value: object) -> str:
-    """Text from elsewhere as one line that can do nothing to a terminal."""
+    """Text from elsewhere as one line that can do nothing to a terminal, and shows all that it holds."""
     text = _ESCAPES.sub("", str(value))
-    return _CONTROLS.sub("", _BREAKS.sub(" ", text))
+    return _STRAY_JOINERS.sub("", _BREAKS.sub(" ", text).translate(_CLEANED))
 
 
 def json_safe(text: str) -> str:
-    """A JSON document with the characters escaped that JSON allows but a terminal obeys."""
-    return _MUST_ESCAPE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    """A JSON document with the characters escaped that JSON allows but a terminal obeys, or that do not show."""
+    return text.translate(_ESCAPED)
 
 
 def instant(text: str | None) -> datetime | None:
