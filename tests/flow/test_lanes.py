@@ -155,8 +155,13 @@ async def test_a_lane_without_jobs_is_retired_and_removed_a_pass_later(scene: Sc
     await whole_pass(scene, later=False)
     assert await lane(scene, name) == "retired", "not every server has heard"
     known = len(scene.node.lanes)
+    await scene.sql.execute(
+        "insert into lane_vouchers (lane_id, worker_id) select id, gen_random_uuid() from lanes where function = $1",
+        name,
+    )
     await whole_pass(scene)
     assert await lane(scene, name) == "gone"
+    assert await scene.value("select count(*) from lane_vouchers") == 0
     await scene.node.lanes.forget_removed()
     assert len(scene.node.lanes) < known
 

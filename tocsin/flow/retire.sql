@@ -49,11 +49,15 @@ update lane_pass set at_tenant = $1, at_id = $2::text::uuid
 update lane_pass set part = $1, at_tenant = 0, at_id = '00000000-0000-0000-0000-000000000000'
 
 -- :name remove
--- Lanes that were retired $2 seconds before the pass began, which has not met them. Servers of a release that does not look
--- keep all of them.
-delete from lanes l
- where l.retired_at < $1::timestamptz - $2 * interval '1 second' and l.seen_at < $1::timestamptz
-   and not exists (select from servers where newest_migration < '0120' and seen_at > now() - interval '1 minute')
+-- Lanes that were retired $2 seconds before the pass began, which has not met them, and the workers that vouched for them.
+-- Servers of a release that does not look keep all of them.
+with gone as (
+    delete from lanes l
+     where l.retired_at < $1::timestamptz - $2 * interval '1 second' and l.seen_at < $1::timestamptz
+       and not exists (select from servers where newest_migration < '0120' and seen_at > now() - interval '1 minute')
+    returning l.id
+)
+delete from lane_vouchers v where v.lane_id = any (array(select g.id from gone g))
 
 -- :name retire
 -- Lanes that the pass has not met. That of workflow runs stays: the servers know it by its id.
