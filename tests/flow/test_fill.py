@@ -86,6 +86,16 @@ async def test_each_occurrence_gets_one_run_in_order_so_many_at_a_time(scene: Sc
     assert not (await turn(scene)).hints
 
 
+async def test_a_backfill_that_cannot_be_read_keeps_no_other_from_its_runs(scene: Scene) -> None:
+    broken, whole = [await scene.job(schedule=DAILY) for _ in range(2)]
+    bad = await ask(scene, broken)
+    await ask(scene, whole, max_concurrency=2)
+    await scene.sql.execute("update backfills set plan = '{}' where id = $1", bad["id"])
+    await turn(scene)
+    assert await logical(scene, whole) == days(0, 1)
+    assert await logical(scene, broken) == []
+
+
 async def test_two_nodes_filling_at_once_make_no_occurrence_twice(scene: Scene, other: Database) -> None:
     jobs = [await scene.job(schedule=DAILY) for _ in range(10)]
     asked = [await ask(scene, job, 9, max_concurrency=4) for job in jobs]

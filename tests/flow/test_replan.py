@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from tests.flow.kit import HORIZON, Scene
 from tests.flow.test_plan import age, cursor, owed
+from tocsin.flow import replan
 from tocsin.flow.plan import plan
 from tocsin.flow.replan import follow
 from tocsin.model.zones import TZDATA_VERSION, rules_of
@@ -90,3 +93,20 @@ async def test_what_is_due_stays_owed_and_nothing_fires_again(scene: Scene) -> N
     following: datetime | None = await cursor(scene, job)
     assert following is not None
     assert following <= staged[4] + timedelta(seconds=1)
+
+
+async def test_a_job_that_fails_keeps_no_other_from_following(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replan, "WAVE", 2)
+    jobs = [await scene.job(schedule=NOON) for _ in range(5)]
+    for job in jobs:
+        await read_by(scene, job, "Europe/Berlin 0123456789ab 2001.1")
+    broken = {job["id"] for job in jobs[:3]}
+    await scene.sql.execute("update jobs set schedule = '{' where id = any($1::uuid[])", list(broken))
+    failed = replan.Failed()
+    for _ in range(10):
+        if not (await follow(scene.db, failed)).jobs:
+            break
+    else:
+        raise AssertionError("the jobs that fail are tried again without a pause")
+    behind = await scene.rows("select id::text from jobs where zone_rules like '% 2001.1'")
+    assert {row["id"] for row in behind} == broken

@@ -22,9 +22,10 @@ from tocsin.model.ids import new_ids
 from tocsin.model.misfire import due_between
 from tocsin.model.timetable import Timetable
 from tocsin.store.db import Connection, Database, Row, Sql, columns
-from tocsin.telemetry import FILLED
+from tocsin.telemetry import FILLED, get_logger
 
 SQL = Sql(__file__)
+log = get_logger("fill")
 AT_ONCE = 100  # backfills of one turn
 PIECE = 8  # runs that a backfill gets in a turn, with the nodes of workflows: many at once would hold up live work
 MOST_FAILURES = 100  # that are named; the others are counted
@@ -54,15 +55,18 @@ class Tables:
         self._known: OrderedDict[Key, Timetable] = OrderedDict()
 
     async def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Timetable]:
-        """Those of these backfills; what is not known yet costs one query."""
+        """Those of these backfills that can be read; what is not known yet costs one query."""
         missing = [key for key in keys if key not in self._known]
         if missing:
             for row in await connection.fetch(SQL["plans"], *columns(missing, 2)):
-                plan = decode_plan(row["plan"])
-                self._known[_key(row)] = plan.between(row["from_at"], row["to_at"])
-        for key in keys:
+                try:
+                    self._known[_key(row)] = decode_plan(row["plan"]).between(row["from_at"], row["to_at"])
+                except Exception as error:  # one that nobody can read must not keep the others from their runs
+                    told = f"{type(error).__name__}: {error}"
+                    log.error("a backfill cannot be read", tenant_id=row["tenant_id"], backfill=row["id"], error=told)
+        found = {key: self._known[key] for key in keys if key in self._known}
+        for key in found:
             self._known.move_to_end(key)
-        found = {key: self._known[key] for key in keys}
         while len(self._known) > self._most:
             self._known.popitem(last=False)
         return found
@@ -150,13 +154,13 @@ def _key(row: Row) -> Key:
 
 
 async def _turns(connection: Connection, rows: Sequence[Row], tables: Tables, room: _Room) -> list[_Turn]:
+    timetables = await tables.read(connection, [_key(row) for row in rows])
+    rows = [row for row in rows if _key(row) in timetables]
     if not rows:
         return []
-    keys = [_key(row) for row in rows]
-    timetables = await tables.read(connection, keys)
     live: dict[str, int] = {}
-    ended: dict[str, list[Row]] = {key.id: [] for key in keys}
-    for row in await connection.fetch(SQL["settle"], *columns(keys, 2)):
+    ended: dict[str, list[Row]] = {row["id"]: [] for row in rows}
+    for row in await connection.fetch(SQL["settle"], *columns([_key(row) for row in rows], 2)):
         if row["run_id"] is None:
             live[row["id"]] = row["live"]
         else:

@@ -6,6 +6,8 @@ planned anew. Jobs follow in waves. Of a release of tzdata only those in zones t
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -20,9 +22,11 @@ from tocsin.model.job import Schedule
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import seed_of, spread, timetable
 from tocsin.model.zones import is_outdated, rules_of
-from tocsin.store.db import Connection, Database, Row, Sql
+from tocsin.store.db import Connection, Database, Row, Sql, is_transient
+from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
+log = get_logger("replan")
 WAVE = 100
 
 
@@ -33,25 +37,61 @@ class Wave(NamedTuple):
     hints: list[Hint]
 
 
-async def follow(db: Database) -> Wave:
-    """Plan jobs anew that are behind their calendars or their zones' rules, a hundred at most."""
-    rows = await db.fetch("engine", SQL["behind_calendars"], WAVE) or await _behind_zones(db)
+class Failed:
+    """Jobs that could not be planned anew: they are left out for a minute, so that they hide no others."""
+
+    MOST, SECONDS = 1000, 60.0
+
+    def __init__(self) -> None:
+        self._until: dict[Key, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, key: Key, error: BaseException) -> None:
+        """Leave a job out for a while."""
+        told = f"{type(error).__name__}: {error}"
+        log.error("a job cannot be planned anew", tenant_id=key.tenant_id, job=key.id, error=told[:500])
+        if len(self._until) < self.MOST:
+            self._until[key] = time.monotonic() + self.SECONDS
+
+    def without(self, rows: Iterable[Row]) -> list[Key]:
+        """Return those of these jobs that are not left out, a wave of them at most."""
+        now = time.monotonic()
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        keys = (Key(row["tenant_id"], row["job_id"]) for row in rows)
+        return [key for key in keys if key not in self._until][:WAVE]
+
+
+async def follow(db: Database, failed: Failed | None = None) -> Wave:
+    """Plan jobs anew that are behind their calendars or their zones' rules, a hundred at most. One that fails stops no
+    other."""
+    failed = failed if failed is not None else Failed()
+    looked_at = WAVE + len(failed)
+    keys = failed.without(await db.fetch("engine", SQL["behind_calendars"], looked_at))
+    keys = keys or failed.without(await _behind_zones(db, looked_at))
     woken: list[Hint] = []
-    for row in rows:
-        woken += await _plan_anew(db, Key(row["tenant_id"], row["job_id"]))
-    return Wave(len(rows), woken)
+    for key in keys:
+        try:
+            woken += await _plan_anew(db, key)
+        except Exception as error:
+            if is_transient(error):
+                raise
+            failed.add(key, error)
+    return Wave(len(keys), woken)
 
 
-async def _behind_zones(db: Database) -> list[Row]:
+async def _behind_zones(db: Database, most: int) -> list[Row]:
     known = [row["zone_rules"] for row in await db.fetch("engine", SQL["zone_rules"])]
     outdated = [rules for rules in known if is_outdated(rules)]
-    return await db.fetch("engine", SQL["behind_zones"], WAVE, outdated) if outdated else []
+    return await db.fetch("engine", SQL["behind_zones"], most, outdated) if outdated else []
 
 
 async def _plan_anew(db: Database, key: Key) -> list[Hint]:
     async with db.transaction("replan") as connection:
         job = await connection.fetchrow(SQL["lock_job"], *key)
         if job is None:
+            await calendars.leave(connection, *key)
             return []
         schedule = msgspec.json.decode(job["schedule"] or "null", type=Schedule | None, dec_hook=decode_scalar)
         known = await calendars.named_by(connection, key.tenant_id, schedule)

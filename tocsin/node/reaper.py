@@ -161,9 +161,10 @@ class Follower(Loop):
         super().__init__()
         self._db = db
         self._hint = hint
+        self._failed = replan.Failed()
 
     async def run_once(self) -> float:
-        wave = await replan.follow(self._db)
+        wave = await replan.follow(self._db, self._failed)
         if wave.hints:
             self._hint(wave.hints)
         return 0 if wave.jobs >= replan.WAVE else 5.0
