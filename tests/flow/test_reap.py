@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.flow.kit import Scene, WorkerHand, end_of
-from tocsin.flow import claim, reap
+from tocsin.flow import claim, fleet, reap
 from tocsin.node.reaper import Reaper
 
 
@@ -237,3 +239,47 @@ async def test_the_runs_of_a_lost_fleet_do_not_come_back_as_a_herd(scene: Scene,
     await lapse(scene, worker)
     tenths = "select count(distinct floor(10 * extract(epoch from ready_at))) from runs"
     assert await scene.value(tenths) >= 4, "they fall due one after the other"
+
+
+@pytest.mark.parametrize("worker_row", ["gone for two days", "pruned"])
+async def test_runs_of_a_worker_that_is_long_gone_are_taken_back(
+    scene: Scene, worker_key: str, worker_row: str
+) -> None:
+    """Its runs outlived it, as when nobody could report for a day; they came to nobody's attention any more."""
+    [run] = await scene.ask(await scene.job())
+    worker = await WorkerHand.register(scene.node, worker_key)
+    assert len(await scene.taken(worker.id)) == 1
+    await scene.sql.execute(
+        "update workers set state = 'gone', gone_at = now() - interval '2 days' where id = $1", worker.id
+    )
+    if worker_row == "pruned":
+        await scene.sql.execute("delete from workers where id = $1", worker.id)
+    await Reaper(scene.db, scene.node.specs, lambda hints: None).run_once()
+    assert (await scene.run(run))["state"] == "staged"
+
+
+async def test_a_worker_that_holds_a_run_is_not_pruned(scene: Scene, worker_key: str) -> None:
+    await scene.ask(await scene.job())
+    workers = [await WorkerHand.register(scene.node, worker_key) for _ in range(2)]
+    assert len(await scene.taken(workers[0].id)) == 1
+    await scene.sql.execute(
+        "update workers set state = 'gone', gone_at = now() - interval '8 days' where name = 'hand'"
+    )
+    await scene.db.fetch("engine", fleet.SQL["prune"])
+    left = await scene.rows("select id::text as id from workers where name = 'hand'")
+    assert [row["id"] for row in left] == [workers[0].id]
+
+
+async def test_strays_are_looked_for_page_by_page(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that hold runs and live do not hide those that are gone."""
+    monkeypatch.setattr(reap, "_HOLDERS", 2)
+    runs = await scene.ask(await scene.job(), 5)
+    for n in range(5):
+        await scene.take(1, f"01900000-0000-7000-8000-00000000000{n}")
+    await scene.sql.execute("delete from workers where id = '01900000-0000-7000-8000-000000000004'")
+    after, found = None, []
+    for _ in range(3):
+        looked = await reap.strays(scene.db, after)
+        after, found = looked.after, found + looked.orphans
+    assert [orphan.worker_id for orphan in found] == ["01900000-0000-7000-8000-000000000004"]
+    assert after is None and found[0].finished.run_id in runs

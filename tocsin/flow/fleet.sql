@@ -74,9 +74,17 @@ select count(*)
  where w.state = 'gone'
 
 -- :name prune
--- Those long gone; what they offered is kept for as long as a report may be on it.
+-- Those long gone that hold nothing, some at a time; what they offered is kept for as long as a report may be on it.
 with gone as (
-    delete from workers where state = 'gone' and gone_at < now() - interval '7 days'
+    delete from workers
+     where id in (select w.id from workers w
+                    left join lateral (
+                         select true as holds from runs r
+                          where r.worker_id = w.id and r.state in ('running', 'stopping')
+                          limit 1) r on true
+                   where w.state = 'gone' and w.gone_at < now() - interval '7 days' and r.holds is null
+                   order by w.gone_at
+                   limit 1000)
     returning id, name, pool, slots, registered_at, gone_at
 ), old as (
     delete from past_workers where gone_at < now() - interval '400 days'

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tocsin.store.db import Database, Sql
+from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import Finished, RunError
 
 SQL = Sql(__file__)
+_HOLDERS, _RUNS = 500, 1000  # workers that are looked at, and runs that are taken back, at once
+_FIRST = "00000000-0000-0000-0000-000000000000"
 _LOST = RunError(class_="lost", message="the worker stopped reporting")
 _POISON = RunError(
     class_="poison",
@@ -29,18 +31,36 @@ async def lapse(db: Database) -> list[tuple[str, str]]:
 
 async def orphans(db: Database) -> list[Orphan]:
     """Runs that nobody will report: each to be ended as `lost`, and one that is poison for good."""
-    return [
-        Orphan(
-            row["worker_id"],
-            Finished(
-                run_id=row["id"],
-                attempt=row["attempt"],
-                fence=row["fence"],
-                tenant=row["tenant_id"],
-                outcome="lost",
-                error=_POISON if row["poison"] else _LOST,
-                give_up=row["poison"],
-            ),
-        )
-        for row in await db.fetch("vital", SQL["orphans"])
-    ]
+    return [_orphan(row) for row in await db.fetch("vital", SQL["orphans"])]
+
+
+class Strays(NamedTuple):
+    """Runs whose worker is long gone or not known any more, and where to look on (None: from the beginning)."""
+
+    orphans: list[Orphan]
+    after: str | None
+
+
+async def strays(db: Database, after: str | None) -> Strays:
+    """Find runs that `orphans` does not see: it looks at workers that have gone within a day."""
+    holders = await db.fetch("vital", SQL["strays"], after or _FIRST, _HOLDERS)
+    gone = [row["id"] for row in holders if row["stray"]]
+    found = await db.fetch("vital", SQL["held_by"], gone, _RUNS) if gone else []
+    if len(found) == _RUNS:
+        return Strays([_orphan(row) for row in found], after)
+    return Strays([_orphan(row) for row in found], holders[-1]["id"] if len(holders) == _HOLDERS else None)
+
+
+def _orphan(row: Row) -> Orphan:
+    return Orphan(
+        row["worker_id"],
+        Finished(
+            run_id=row["id"],
+            attempt=row["attempt"],
+            fence=row["fence"],
+            tenant=row["tenant_id"],
+            outcome="lost",
+            error=_POISON if row["poison"] else _LOST,
+            give_up=row["poison"],
+        ),
+    )

@@ -37,3 +37,33 @@ select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence, r.t
  cross join lateral (
         select * from runs r where r.worker_id = w.id and r.state in ('running', 'stopping') limit 1000) r
  limit 1000
+
+-- :name strays
+-- $2 of the workers that hold runs, in their order from $1 on, skipping from one to the next in the index; `stray`: there is
+-- no such worker any more, or it has been gone for so long that `orphans` does not look at it.
+with recursive holders as (
+    (select r.worker_id, 1 as n from runs r
+      where r.state in ('running', 'stopping') and r.worker_id > $1
+      order by r.worker_id limit 1)
+    union all
+    select k.worker_id, h.n + 1
+      from holders h
+     cross join lateral (
+            select r.worker_id from runs r
+             where r.state in ('running', 'stopping') and r.worker_id > h.worker_id
+             order by r.worker_id limit 1) k
+     where h.n < $2
+)
+select h.worker_id::text as id,
+       w.state is null or w.state = 'gone' and w.gone_at <= now() - interval '1 day' as stray
+  from holders h
+  left join lateral (select w.state, w.gone_at from workers w where w.id = h.worker_id limit 1) w on true
+ order by h.worker_id
+
+-- :name held_by
+-- Runs of these workers, in their order.
+select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence, r.tenant_id, false as poison
+  from unnest($1::uuid[]) as k(id)
+ cross join lateral (
+        select * from runs r where r.worker_id = k.id and r.state in ('running', 'stopping') limit $2) r
+ limit $2

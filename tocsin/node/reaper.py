@@ -22,6 +22,7 @@ from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
 _PAGES = 5  # of the keys that runs wait for, in one turn
+_STRAYS = 5.0  # seconds between looks for runs of workers that are not known any more
 _SKEW = 1.0  # seconds by which clocks may differ before it is worth a word
 _LOOK_FOR_PARTITIONS = 5.0  # seconds between two attempts to make those that are missing
 Hear = Callable[[Sequence[Hint]], None]
@@ -40,11 +41,13 @@ class Reaper(Loop):
         self._hint = hint
         self._rng = random.Random()
         self._streak = 0  # runs taken back in turns that followed each other at once
+        self._look_for_strays = Pace()
+        self._stray: str | None = None  # where to look on
 
     async def run_once(self) -> float:
         for worker_id, name in await reap.lapse(self._db):
             log.warning("worker lost", worker=worker_id, name=name)
-        lost = [Ending(o.worker_id, o.finished) for o in await reap.orphans(self._db)]
+        lost = [Ending(o.worker_id, o.finished) for o in [*await reap.orphans(self._db), *await self._strays()]]
         if lost:
             self._streak += len(lost)
             spread = loss_spread(self._streak)
@@ -55,6 +58,15 @@ class Reaper(Loop):
             return 0
         self._streak = 0
         return 0.5
+
+    async def _strays(self) -> list[reap.Orphan]:
+        if not self._look_for_strays.due(_STRAYS):
+            return []
+        self._look_for_strays.begin()
+        found = await reap.strays(self._db, self._stray)
+        self._stray = found.after
+        self._look_for_strays.end()
+        return found.orphans
 
 
 class Sweeper(Loop):
