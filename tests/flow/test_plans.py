@@ -86,6 +86,7 @@ FRAGMENTS = {
     "rate_room",
     "let_go",
     "unblocked",
+    "unused",
     "coming",
     "beyond",
     "family",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.flow.kit import Scene
+from tests.flow.kit import Scene, end_of
 from tocsin.flow import claim, sweep
 from tocsin.node.reaper import Sweeper
 
@@ -166,3 +166,53 @@ async def test_many_late_occurrences_are_judged_one_by_one(scene: Scene, monkeyp
     monkeypatch.setattr(scene.db, "fetch", fetch_alone)
     await sweep.misfires(scene.db, await scene.lanes())
     assert [len(await scene.states(job)) for job in jobs] == [0, 1, 3]
+
+
+# ── limits that nobody needs ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def forget_limits(scene: Scene) -> int:
+    """Go through all limits once; how many are left."""
+    after = await sweep.forget_limits(scene.db, None)
+    while after is not None:
+        after = await sweep.forget_limits(scene.db, after)
+    return await scene.value("select count(*) from limits")  # type: ignore[no-any-return]
+
+
+async def test_keys_that_were_used_once_are_forgotten_page_by_page(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_LIMITS", 3)
+    job = await scene.job(concurrency_key="{args.customer}")
+    for customer in range(8):
+        await scene.ask(job, 2, args={"customer": customer})
+    await scene.employ(W)
+    taken = await scene.take(100, W)
+    assert (len(taken), await forget_limits(scene)) == (8, 9), "runs run under all of them"
+    await scene.end(W, *(end_of(row) for row in taken))
+    assert await forget_limits(scene) == 9, "runs were let go by all of them"
+    await scene.end(W, *(end_of(row) for row in await scene.take(100, W)))
+    assert await forget_limits(scene) == 1, "that of the job, which may get more runs"
+    await scene.api.call("DELETE", f"/v1/jobs/{job['id']}")
+    assert await forget_limits(scene) == 0
+
+
+async def test_a_limit_whose_rate_is_used_up_is_kept(scene: Scene) -> None:
+    await scene.ask(await scene.job(concurrency_key="{args.c}", rate_limit="1/hour"), args={"c": 1})
+    await scene.employ(W)
+    [run] = await scene.take(10, W)
+    await scene.end(W, end_of(run))
+    assert await forget_limits(scene) == 2
+    await scene.sql.execute("update limits set tat = now() - interval '1 second'")
+    assert await forget_limits(scene) == 1
+
+
+async def test_a_claim_makes_a_limit_anew_that_was_forgotten(scene: Scene) -> None:
+    """Runs were staged while the limit was being removed, or long before it was."""
+    job = await scene.job(concurrency_key={"key": "k-{args.c}", "max": 2})
+    await scene.ask(job, 5, args={"c": 1})
+    await scene.sql.execute("delete from limits")
+    await scene.employ(W)
+    assert len(await scene.take(10, W)) == 2, "no more than the key lets go"
+    rows = await scene.rows("select key = $1 as of_job, max from limits order by 1", uuid.UUID(job["id"]))
+    assert [tuple(row) for row in rows] == [(False, 2), (True, 2147483647)]

@@ -188,6 +188,10 @@ async def _take_bound(
     async with db.transaction("claim_limited", "vital") as connection:
         rows = await connection.fetch(SQL["lock_limits"], *columns(keys, 2)) if keys else []
         locked = {Key(row["tenant_id"], row["key"]) for row in rows}
+        if left_out := [row for row in candidates if not locked.issuperset(gated[row["id"]])]:
+            missing = sorted({(row["tenant_id"], row["job_id"], row["key_id"]) for row in left_out}, key=str)
+            made = await connection.fetch(SQL["make_limits"], *columns(missing, 3))
+            locked.update(Key(row["tenant_id"], row["key"]) for row in made)
         fitted = any(row["verdict"] in _FITTED for row in candidates)
         fit = await _Fit.between(connection, candidates, workers, whose, fitting) if fitted else None
         picked = [(row["tenant_id"], row["id"]) for row in candidates if locked.issuperset(gated[row["id"]])]

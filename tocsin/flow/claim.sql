@@ -208,6 +208,24 @@ select l.tenant_id, l.key::text as key
          limit 1
            for no key update skip locked) l
 
+-- :name make_limits
+-- Limits of these runs' jobs and keys that are not there: they were removed while nobody needed them. Whoever makes one
+-- holds it.
+insert into limits (tenant_id, key, max)
+select n.tenant_id, n.key, max(n.max)
+  from unnest($1::int[], $2::uuid[], $3::uuid[]) as k(tenant_id, job_id, key_id)
+ cross join lateral (select * from jobs j where j.tenant_id = k.tenant_id and j.id = k.job_id limit 1) j
+ cross join lateral (
+        values (k.tenant_id, k.job_id, coalesce(j.max_concurrency, 2147483647)), (k.tenant_id, k.key_id, j.key_max)
+       ) as n(tenant_id, key, max)
+  left join lateral (
+        select true as known from limits l where l.tenant_id = n.tenant_id and l.key = n.key limit 1) l on true
+ where n.key is not null and n.max is not null and l.known is null
+ group by n.tenant_id, n.key
+ order by n.tenant_id, n.key
+    on conflict do nothing
+returning tenant_id, key::text as key
+
 -- :name lock_workers
 -- Whoever gives out a worker's resources holds its row. One that somebody else holds is left out: claims never wait.
 select w.id::text as id, w.resources, w.labels::text as labels

@@ -34,6 +34,7 @@ _FORGOTTEN = 5_000  # idempotency records that one statement drops
 _BATCH, _BATCHES = 1000, 20  # runs past their deadline that are ended at once; how often in one turn
 _JOINING = 200  # runs that wait for others, looked at in one turn
 _KEYS = 200  # limits and jobs that runs wait for, looked at and locked at once
+_LIMITS = 500  # limits that are looked at in one turn, whether anybody needs them
 _REPLACED = 100  # jobs whose earlier runs are stopped in one turn
 _FIRST = "00000000-0000-0000-0000-000000000000"
 
@@ -177,6 +178,18 @@ async def release_joining(db: Database, after: str | None) -> Looked:
 async def forget_joins(db: Database, after: str | None) -> str | None:
     """Forget runs that ended while they waited for others of which none can still come; where to look on."""
     return await db.fetchval("engine", SQL["forget_joins"], after or _FIRST, _JOINING)  # type: ignore[no-any-return]
+
+
+async def forget_limits(db: Database, after: Key | None) -> Key | None:
+    """Remove limits that nobody needs: there is one for each concurrency key that was ever used. Looks at one page;
+    answers where to look on. A claim that misses one makes it anew."""
+    rows = await db.fetch("engine", SQL["limits"], *(after or Key(0, _FIRST)), _LIMITS)
+    unused = [Key(row["tenant_id"], row["key"]) for row in rows if row["unused"]]
+    if unused:
+        async with db.transaction("sweep") as connection:
+            locked = await connection.fetch(SQL["lock_unused"], *columns(unused, 2))
+            await connection.execute(SQL["drop_limits"], *columns([Key(*row) for row in locked], 2))
+    return Key(rows[-1]["tenant_id"], rows[-1]["key"]) if len(rows) == _LIMITS else None
 
 
 async def _end(db: Database, rows: Sequence[Row], state: str, reason: str) -> list[Hint]:

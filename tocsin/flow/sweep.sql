@@ -242,3 +242,40 @@ gone as (
      where e.tenant_id = o.tenant_id and e.job_id = o.job_id and e.join_key = o.join_key
 )
 select run_id::text from seen order by run_id offset $2 - 1
+
+-- :name unused
+-- Of `l`, a limit: nothing runs under it, waits for it or was let go by it, its rate has recovered, and it is not that of a
+-- job that may still get runs. Runs that are to come do not count: whoever stages or claims them makes it anew.
+       (l.tat is null or l.tat <= now())
+       and coalesce((select j.state from jobs j where j.tenant_id = l.tenant_id and j.id = l.key limit 1), '')
+           not in ('active', 'paused')
+       and (select true from runs r
+             where r.job_id = l.key and r.limited and r.state in ('running', 'stopping') limit 1) is null
+       and (select true from runs r where r.key_id = l.key and r.state in ('running', 'stopping') limit 1) is null
+       and (select true from runs r where r.state = 'waiting' and r.blocked_key = l.key limit 1) is null
+       and (select true from runs r where r.state = 'ready' and r.blocked_key = l.key limit 1) is null
+
+-- :name limits
+-- $3 limits in their order from ($1, $2) on, and whether nobody needs them.
+select l.tenant_id, l.key::text as key,
+-- :include unused
+       as unused
+  from (select * from limits l where (l.tenant_id, l.key) > ($1, $2) order by l.tenant_id, l.key limit $3) l
+
+-- :name lock_unused
+-- A limit that somebody holds is in use.
+select l.tenant_id, l.key::text as key
+  from unnest($1::int[], $2::uuid[]) as k(tenant_id, key)
+ cross join lateral (
+        select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1 for update skip locked) l
+
+-- :name drop_limits
+-- Of these limits, which are locked, those that nobody has begun to use meanwhile.
+delete from limits l
+ using unnest($1::int[], $2::uuid[]) as k(tenant_id, key)
+ cross join lateral (
+        select l.ctid as place from limits l
+         where l.tenant_id = k.tenant_id and l.key = k.key and
+-- :include unused
+         limit 1) f
+ where l.ctid = f.place

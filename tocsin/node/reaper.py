@@ -202,6 +202,7 @@ class Caretaker(Loop):
         self._retire = retire
         self._measure_pools = measure_pools
         self._past: int | None = None
+        self._limit: Key | None = None  # where to look on for limits that nobody needs
         self._turn = 0
         self._skewed = False
         self._horizon = Horizon(db)
@@ -245,6 +246,7 @@ class Caretaker(Loop):
         if turn % 12 == 0:
             await events.tidy(self._db)
         await sweep.forget_keys(self._db)
+        self._limit = await sweep.forget_limits(self._db, self._limit)
         return 5.0
 
     async def _show_life(self) -> None:
