@@ -268,7 +268,6 @@ async def test_an_id_of_a_feed_that_is_gone_is_reset(scene: Scene) -> None:
     [
         ("after=yesterday", "invalid_event_id"),
         ("after=1-2-3", "invalid_event_id"),
-        ("type=worker", "invalid_type"),
         ("job=7", "invalid_id"),
         ("since=1", "unknown_parameter"),
     ],

@@ -10,6 +10,7 @@ from tocsin.cli.output import Column, Document, Fields, now, print_document, pri
 from tocsin.cli.shared import (
     DEFAULT_LIMIT,
     REFUSED,
+    BackfillState,
     Ids,
     JobRef,
     Json,
@@ -80,7 +81,7 @@ def _fields(backfill: Document) -> Fields:
 @app.command("list")
 def list_(
     job: Annotated[str | None, typer.Option(help="Only of this job, by id or name.")] = None,
-    state: Annotated[str | None, typer.Option(help="running, paused, completed or cancelled.")] = None,
+    state: Annotated[BackfillState | None, typer.Option(help="Backfills in this state.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     ids: Ids = False,
     as_json: Json = False,

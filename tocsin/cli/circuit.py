@@ -6,7 +6,7 @@ import typer
 
 from tocsin.cli import jobspec
 from tocsin.cli.output import Column, Document, Fields, print_document, print_done, print_list
-from tocsin.cli.shared import DEFAULT_LIMIT, Json, Limit, Reason, connect, noun, page_size
+from tocsin.cli.shared import DEFAULT_LIMIT, CircuitState, Json, Limit, Reason, connect, noun, page_size
 from tocsin.cli.text import local
 
 app = noun("Look after circuits, which stop jobs from calling what fails.")
@@ -48,7 +48,7 @@ def _fields(circuit: Document) -> Fields:
 
 @app.command("list")
 def list_(
-    state: Annotated[str | None, typer.Option(help="Only closed, open or half_open ones.", metavar="STATE")] = None,
+    state: Annotated[CircuitState | None, typer.Option(help="Circuits in this state.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     as_json: Json = False,
 ) -> None:

@@ -27,6 +27,7 @@ from tocsin.cli.shared import (
     Ids,
     IfMatch,
     JobRef,
+    JobState,
     Json,
     Limit,
     Reason,
@@ -198,7 +199,7 @@ def became(before: Document | None, after: Document) -> str:
 
 @app.command("list")
 def list_(
-    state: Annotated[str | None, typer.Option(help="active, paused, cancelled or completed.")] = None,
+    state: Annotated[JobState | None, typer.Option(help="Jobs in this state.")] = None,
     tag: Annotated[str | None, typer.Option(help="Jobs with this tag.", metavar="NAME=VALUE")] = None,
     q: Annotated[str | None, typer.Option("--search", "-q", help="Part of a name.")] = None,
     pool: Annotated[str | None, typer.Option(help="Jobs of this pool.")] = None,

@@ -26,8 +26,10 @@ from tocsin.cli.shared import (
     Ids,
     Json,
     Limit,
+    Outcome,
     Reason,
     RunId,
+    RunState,
     connect,
     find_job_id,
     noun,
@@ -101,8 +103,8 @@ def _result(result: object) -> str:
 @app.command("list")
 def list_(
     job: Annotated[str | None, typer.Option(help="Runs of this job, by id or name.")] = None,
-    state: Annotated[str | None, typer.Option(help="Such as ready, running, succeeded or dead.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="Such as failed, timeout or lost.")] = None,
+    state: Annotated[RunState | None, typer.Option(help="Runs in this state.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option(help="Runs whose last attempt ended so.")] = None,
     error_class: Annotated[str | None, typer.Option(help="Runs that failed with this error.")] = None,
     worker: Annotated[str | None, typer.Option(help="Runs of this worker.")] = None,
     tag: Annotated[str | None, typer.Option(help="Runs with this tag.", metavar="NAME=VALUE")] = None,

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -29,6 +29,14 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.",
 JobRef = Annotated[str, typer.Argument(help="The job's id or name.", metavar="JOB", show_default=False)]
 RunId = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN", show_default=False)]
 DEFAULT_LIMIT = 50
+JobState = Literal["active", "paused", "cancelled", "completed"]
+LiveState = Literal["staged", "ready", "waiting", "running", "stopping"]
+FinalState = Literal["succeeded", "dead", "cancelled", "expired", "skipped"]
+RunState = Literal[LiveState, FinalState]
+AnyState = Literal[JobState, LiveState, FinalState]
+Outcome = Literal["succeeded", "failed", "timeout", "lost", "cancelled"]
+BackfillState = Literal["running", "paused", "completed", "cancelled"]
+CircuitState = Literal["closed", "open", "half_open"]
 
 REFUSED, UNREACHABLE = 1, 3
 EXIT_CODES = (

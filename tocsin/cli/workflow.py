@@ -20,6 +20,7 @@ from tocsin.cli.output import (
 from tocsin.cli.shared import (
     DEFAULT_LIMIT,
     REFUSED,
+    AnyState,
     Ids,
     IfMatch,
     Json,
@@ -115,7 +116,7 @@ def list_(
     workflow: Annotated[
         str | None, typer.Option(help="Only runs of this workflow, by id or name.", metavar="WORKFLOW")
     ] = None,
-    state: Annotated[str | None, typer.Option(help="active, paused, …; of runs running, dead, …")] = None,
+    state: Annotated[AnyState | None, typer.Option(help="Workflows, or with --runs their runs, in this state.")] = None,
     q: Annotated[str | None, typer.Option("--search", "-q", help="Part of a workflow's name.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     ids: Ids = False,

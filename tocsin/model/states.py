@@ -6,6 +6,7 @@ from __future__ import annotations
 LIVE = ("staged", "ready", "waiting", "running", "stopping")
 FINAL = ("succeeded", "dead", "cancelled", "expired", "skipped")
 HELD = ("running", "stopping")
+JOB_STATES = ("active", "paused", "cancelled", "completed")
 OUTCOMES = ("succeeded", "failed", "timeout", "lost", "cancelled")
 TRIGGERS = ("schedule", "manual", "api", "dependency", "backfill", "retry", "redrive")
 BLOCKERS = ("parent", "overlap", "limit", "rate", "breaker", "paused", "resources")

@@ -12,7 +12,7 @@ from tocsin.errors import ApiProblem, MethodNotAllowed, NotFound, NotSupported, 
 from tocsin.node.server import docs_page, routes, worker_routes
 from tocsin.node.server.http import CLIENT_BODY_LIMIT, WORKER_BODY_LIMIT, Call, Endpoint, answer, answered, endpoint
 from tocsin.node.server.openapi import document
-from tocsin.node.server.operations import OPERATIONS
+from tocsin.node.server.operations import OPERATIONS, choices
 from tocsin.node.server.protocol import Reply, Request, Respond
 from tocsin.store.migrate import schema_state
 from tocsin.telemetry import REGISTRY
@@ -27,7 +27,7 @@ def build(node: Node) -> Respond:
     places = Places()
     for method, path, permission, handler in routes.ROUTES:
         known = OPERATIONS.get((method, path))
-        parameters = None if known is None else known.query
+        parameters = None if known is None else {name: choices(path, name) for name in known.query}
         places.add(method, path, endpoint(node, path, permission, handler, CLIENT_BODY_LIMIT, parameters))
     for method, path, permission, handler in worker_routes.ROUTES:
         places.add(method, path, endpoint(node, path, permission, handler, WORKER_BODY_LIMIT))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -196,6 +196,13 @@ def check_query(request: Request, names: Collection[str]) -> None:
         raise BadRequest("a query parameter stands twice", code="duplicate_parameter")
 
 
+def _check_choices(request: Request, parameters: Mapping[str, Collection[str]]) -> None:
+    """Refuse values that a parameter does not take. They would match nothing, and the caller would believe it."""
+    for name, value in request.query:
+        if value and parameters[name] and value not in parameters[name]:
+            raise InvalidInput.field(name, "invalid", f"must be one of {', '.join(parameters[name])}")
+
+
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
     """A JSON answer."""
     return Reply(encode(value), status, headers)
@@ -284,11 +291,12 @@ def endpoint(
     permission: str,
     handler: Handler,
     body_limit: int,
-    parameters: Collection[str] | None = None,
+    parameters: Mapping[str, Collection[str]] | None = None,
 ) -> Endpoint:
     """Wrap a handler: authenticate, authorise, read the body.
 
-    `parameters`: the query parameters it knows (None: it looks itself).
+    `parameters`: the query parameters it knows, with the values that each takes if it does not take any (None: it looks
+    itself).
     """
     kept = kept_by(path)
 
@@ -311,6 +319,7 @@ def endpoint(
             raise Forbidden(f"a key with role {who.role} may not do this")
         if parameters is not None and request.query_string:
             check_query(request, parameters)
+            _check_choices(request, parameters)
         if who.scope is None:
             return await serve_known(request, who)
         with kept_to(who.scope):

@@ -8,20 +8,19 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from msgspec import _json_schema as json_schema
 
 import tocsin
 from tocsin.model.access import PERMISSIONS
-from tocsin.model.calendars import Mode
 from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
 from tocsin.model.reports import GROUPS
 from tocsin.model.scalars import Duration, Instant, encode_scalar
 from tocsin.model.workflow import WorkflowSpec
-from tocsin.node.server.operations import OPERATIONS, Operation, Patch
+from tocsin.node.server.operations import OPERATIONS, Operation, Patch, choices
 from tocsin.node.server.replies import Job, NamedCalendar, NamedSecret, Pool, Problem
 from tocsin.node.server.workflow_replies import Workflow
 from tocsin.wire import (
@@ -72,8 +71,8 @@ _NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,128}$"}
 _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "limit": ("how many at most", {**_LIMIT, "default": 50}),
     "cursor": ("`next_cursor` of the page before", _STRING),
-    "state": ("only those in this state", _STRING),
-    "outcome": ("only those whose last attempt ended so", _STRING),
+    "state": ("only those in this state", {}),
+    "outcome": ("only those whose last attempt ended so", {}),
     "error_class": ("only those with this class of error", _STRING),
     "tag": ("only those with this tag, written `key:value`", {**_STRING, "examples": ["team:portfolio"]}),
     "q": ("only those whose name holds this text", _STRING),
@@ -92,7 +91,7 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
             ("/v1/reports/{}?from", "runs made at this time or later; a day before `to` unless given", _TIME),
             ("/v1/reports/{}?to", "runs made before this time; now unless given", _TIME),
             ("/v1/reports/{}?limit", "how many groups at most; 100 unless given", _LIMIT),
-            ("/v1/reports/{}?by", "what to group by", {"type": "string", "enum": list(groups), "default": groups[0]}),
+            ("/v1/reports/{}?by", "what to group by", {"default": groups[0]}),
         )
     },
     "actor": ("only what this caller did: `key:` and the name of its key", _STRING),
@@ -102,10 +101,10 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/audit?to": ("only what was done before this time", _TIME),
     "mode": (
         "what becomes of occurrences on the days of an iCalendar file that is the body; skip unless given",
-        {"type": "string", "enum": list(get_args(Mode))},
+        {},
     ),
     "attempt": ("which attempt; the latest unless given", {"type": "integer", "minimum": 1, "maximum": 999_999_999}),
-    "stream": ("only lines of this stream: stdout, stderr or system", _STRING),
+    "stream": ("only lines of this stream", {}),
     "after": ("only lines behind this one", {"type": "integer", "minimum": 0, "maximum": 999_999_999}),
     "/v1/runs/{id}/logs/stream?attempt": (
         "only lines of this attempt; of all, one after the other, unless given",
@@ -123,9 +122,9 @@ _QUERY: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/logs/search?to": ("only lines written before this time", _TIME),
     "run": ("only lines of this run, by its id", _UUID),
     "level": ("only lines of this level", {**_STRING, "examples": ["error"]}),
-    "format": ("text unless given", {"type": "string", "enum": ["text", "ndjson"]}),
-    "/v1/audit/export?format": ("ndjson unless given", {"type": "string", "enum": ["ndjson", "csv"]}),
-    "type": ("only events about this", {"type": "string", "enum": ["run", "job", "circuit"]}),
+    "format": ("text unless given", {}),
+    "/v1/audit/export?format": ("ndjson unless given", {}),
+    "type": ("only events about this", {}),
     "/v1/events?after": ("go on behind the event with this id; the header `Last-Event-ID` goes before it", _STRING),
 }
 _TITLES = {
@@ -299,6 +298,8 @@ def _parameters(path: str, op: Operation) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "path", "required": True, "schema": _UUID if name == "id" else _NAME}
     for name in op.query:
         text, schema = _QUERY.get(f"{path}?{name}") or _QUERY[name]
+        if values := choices(path, name):
+            schema = {**schema, "type": "string", "enum": list(values)}
         yield {"name": name, "in": "query", "description": text, "schema": schema}
     if op.keyed:
         yield {

@@ -5,10 +5,14 @@ A route's query parameters stand here, and nowhere else, for the check that refu
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from tocsin.model import backfill, circuit
+from tocsin.model.calendars import Mode
 from tocsin.model.circuit import CircuitPolicy
 from tocsin.model.job import JobSpec, RunRequest
+from tocsin.model.reports import GROUPS
+from tocsin.model.states import FINAL, JOB_STATES, LIVE, OUTCOMES
 from tocsin.model.workflow import WorkflowSpec
 from tocsin.node.server.audit_replies import AuditProof, AuditRecord
 from tocsin.node.server.backfill_replies import Backfill, BackfillPreview
@@ -81,6 +85,28 @@ _PAGED = ("limit", "cursor")
 _REPORT = ("from", "to", "by", "limit")
 _OR_CSV = ("application/json", "text/csv")
 _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to")
+
+
+# Query parameters that take one of some values, by path and name, or by name alone: any other value is refused.
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "/v1/jobs?state": JOB_STATES,
+    "/v1/workflows?state": JOB_STATES,
+    "/v1/backfills?state": get_args(backfill.State),
+    "/v1/circuits?state": get_args(circuit.State),
+    "state": (*LIVE, *FINAL),
+    "outcome": OUTCOMES,
+    "stream": ("stdout", "stderr", "log", "system"),
+    "format": ("text", "ndjson"),
+    "/v1/audit/export?format": ("ndjson", "csv"),
+    "type": ("run", "job", "circuit"),
+    "mode": get_args(Mode),
+    **{f"/v1/reports/{kind}?by": groups for kind, groups in GROUPS.items()},
+}
+
+
+def choices(path: str, name: str) -> tuple[str, ...]:
+    """Return the values that a query parameter of a route takes; none if it takes any."""
+    return _CHOICES.get(f"{path}?{name}") or _CHOICES.get(name, ())
 
 
 class Operation(NamedTuple):

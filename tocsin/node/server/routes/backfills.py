@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import get_args
 
 import msgspec
 
 from tocsin.clock import iso
-from tocsin.errors import BadRequest, InvalidInput
+from tocsin.errors import InvalidInput
 from tocsin.flow import backfill
 from tocsin.flow.backfill import Asked, Past
 from tocsin.flow.shared.idempotency import Replay
 from tocsin.flow.shared.transitions import Controlled
-from tocsin.model.backfill import MOST, State
+from tocsin.model.backfill import MOST
 from tocsin.model.job import JobSpec, check
 from tocsin.model.packed import LARGE
 from tocsin.model.targets import ProcessTarget
@@ -73,11 +72,9 @@ def _past(call: Call) -> Past:
 @route("GET", "/v1/backfills", "jobs.read")
 async def list_backfills(call: Call) -> Reply:
     query = call.query("job", "state", "limit", "cursor")
-    limit, state = limit_of(query), query.get("state")
-    if state not in (None, *get_args(State)):
-        raise BadRequest(f"state is one of {', '.join(get_args(State))}", code="invalid_state")
+    limit = limit_of(query)
     found = await backfill.list_backfills(
-        call.node.db, call.who, id_of(query, "job"), state, cursor_of(query), limit + 1
+        call.node.db, call.who, id_of(query, "job"), query.get("state"), cursor_of(query), limit + 1
     )
     return answer(listed(found, limit))
 

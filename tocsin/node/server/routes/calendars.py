@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import get_args
 
 import msgspec
 
 from tocsin.errors import BadRequest, Contention, InvalidInput, TooLarge
 from tocsin.flow import calendars, replan
 from tocsin.flow.shared.idempotency import Replay
-from tocsin.model.calendars import MOST_DAYS, Calendar, Mode
+from tocsin.model.calendars import MOST_DAYS, Calendar
 from tocsin.model.ical import LONGEST_TEXT, BadCalendar, days_of
 from tocsin.node.server.http import Call, answer, limit_of, page
 from tocsin.node.server.protocol import Reply
@@ -41,8 +40,6 @@ def _body(call: Call) -> CalendarRequest:
         if mode is not None:
             raise BadRequest("mode goes into the body, unless that is text/calendar", code="unknown_parameter")
         return call.decode(_request)
-    if mode not in (None, *get_args(Mode)):
-        raise BadRequest(f"mode is one of {', '.join(get_args(Mode))}", code="invalid_mode")
     if len(call.body) > LONGEST_TEXT:
         raise TooLarge(f"an iCalendar file has at most {LONGEST_TEXT:,} bytes")
     try:
