@@ -105,11 +105,12 @@ class Crowd:
 
     async def pages(self, path: str, **query: Any) -> tuple[int, Any]:
         """How many pages of our tables and indexes a call reads, and what it answers."""
-        before = await self._read()
+        before = await self.pages_read()
         answer = await self.scene.api.get(path, params=query)
-        return await self._read() - before, answer
+        return await self.pages_read() - before, answer
 
-    async def _read(self) -> int:
+    async def pages_read(self) -> int:
+        """How many pages of our tables and indexes were read so far."""
         async with AsyncExitStack() as stack:
             for pool in self.scene.db._pools.values():
                 for _ in range(pool.get_size()):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Cluster
 from tests.flow.crowd import RARE_WORKER, ROWS, SMALL_JOBS, WORKER, Crowd
-from tests.flow.kit import Scene
+from tests.flow.kit import Scene, end_of
 from tocsin.flow.shared import windows
 
 GROWTH = 3  # the first count is made with a third of the rows
@@ -153,3 +153,15 @@ async def test_a_key_of_few_jobs_does_not_read_all_others(crowd: Crowd, monkeypa
     assert answer["items"] == [] and answer["next_cursor"] is not None
     assert pages < 30_000
     assert len(await crowd.all_pages("/v1/runs")) == 1
+
+
+async def test_a_run_made_in_the_same_instant_as_its_job_is_listed(scene: Scene) -> None:
+    """Ids of one instant are in no order: the run of a one-time job may have the lower one."""
+    job = await scene.job(schedule=None)
+    worker = "019a0000-0000-7000-8000-000000000001"
+    [run] = await scene.take(1, worker)
+    await scene.end(worker, end_of(run))
+    low = job["id"][:14] + "7000-8000-000000000001"
+    await scene.sql.execute("update history set run_id = $1 where job_id = $2", low, job["id"])
+    assert [each["id"] for each in (await scene.api.get("/v1/runs", params={"job": job["id"]}))["items"]] == [low]
+    assert (await scene.api.get(f"/v1/jobs/{job['id']}"))["last_run"]["id"] == low

@@ -33,13 +33,16 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
           from (select h.run_id, h.state, h.finished_at,
                        (extract(epoch from h.finished_at - h.started_at) * 1000)::float8 as took_ms
                   from history h
-                 -- No run is older than its job. The comparisons of whole keys make the index by job cheaper than a walk
-                 -- over all runs of the tenant: where nearly all are of one job, the planner takes one for the other.
-                 -- The last condition leaves out the partitions of the days to come.
-                 where h.job_id = j.id and h.tenant_id = j.tenant_id and h.final and h.run_id >= j.id
+                 -- The comparisons of whole keys make the index by job cheaper than a walk over all runs of the tenant:
+                 -- where nearly all are of one job, the planner takes one for the other. The other two conditions leave
+                 -- out partitions: no run is older than its job, but for the order of ids of one instant, nor of a day to
+                 -- come. (48 bits of milliseconds are the instant in an id.)
+                 where h.job_id = j.id and h.tenant_id = j.tenant_id and h.final
+                   and h.run_id >= (lpad(to_hex(greatest(('x' || translate(left(j.id::text, 13), '-', ''))::bit(48)::bigint
+                                                         - 86400000, 0)), 12, '0') || '00000000000000000000')::uuid
                    and h.run_id < (lpad(to_hex((extract(epoch from now() + interval '1 day') * 1000)::bigint), 12, '0')
                                    || '00000000000000000000')::uuid
-                   and (h.job_id, h.run_id) >= (j.id, j.id)
+                   and (h.job_id, h.run_id) >= (j.id, '00000000-0000-0000-0000-000000000000'::uuid)
                    and (h.job_id, h.run_id) <= (j.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid)
                  order by h.run_id desc
                  limit 20) h) l on true

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
 
+from tocsin.clock import EPOCH
 from tocsin.errors import NotFound, ServerFault
 from tocsin.flow.shared import cold, lanes, windows
 from tocsin.flow.shared.documents import error_of, instant, milliseconds, raw, run_document
@@ -136,10 +137,17 @@ def _given(who: Identity, filter_: RunFilter, before: str | None, most: int) -> 
         "error_class": filter_.error_class,
         "worker": filter_.worker,
         "tag": msgspec.json.encode(filter_.tag).decode() if filter_.tag else None,
-        # No run is older than its job.
-        "low": max(filter(None, (since, filter_.job, windows.LOWEST))),
+        "low": max(filter(None, (since, filter_.job and _before_runs_of(filter_.job), windows.LOWEST))),
         "high": min(filter(None, (until, before, windows.HIGHEST))),
     }
+
+
+def _before_runs_of(job: str) -> str:
+    """Return an id below all runs of a job: none is older, but for the order of ids of one instant."""
+    day = cold.day_of(job)
+    if not EPOCH.date() < day < cold.LAST_DAY:
+        return windows.LOWEST
+    return lowest_id(datetime.combine(day, time(), UTC) - timedelta(days=1))
 
 
 def _sides(filter_: RunFilter) -> list[_Side]:

@@ -3,33 +3,52 @@ once and are archived."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable
+from datetime import date, datetime, timedelta
 from uuid import UUID
 
 from tocsin.clock import EPOCH
 from tocsin.model.ids import instant_of, lowest_id
-from tocsin.store.db import Database, Sql, columns, connect
+from tocsin.store.db import Database, Row, Sql, columns, connect
 from tocsin.store.objects import ObjectStore
 
 SQL = Sql(__file__)
-_WAVE = 1000
+# What one statement looks at: catalogues have a row for each tenant and day, and more each day.
+_WAVE = 1_000
+_TENANTS = 500
+_JOBS = 10_000
 _LINES = 100_000  # of logs, in one transaction
+_LAST_TENANT, _LAST_ID = 2**31 - 1, str(UUID(int=2**128 - 1))
 
 
 async def expire(db: Database, runs_days: int) -> None:
-    """Let nobody read files whose retention is over, unless they are held."""
-    await db.fetch("engine", SQL["expire"], runs_days)
+    """Let nobody read files whose retention is over, unless they are held; wave by wave."""
+    await _expire(lambda *wave: db.fetchrow("engine", SQL["expire"], runs_days, *wave))
+
+
+async def _expire(step: Callable[[int, int, int], Awaitable[Row]]) -> None:
+    """Take all tenants in waves of some tenants and some files. A wave that was full has more of its tenants."""
+    behind = 0
+    while True:
+        wave = await step(behind, _TENANTS, _WAVE)
+        if wave["files"] < _WAVE:
+            if wave["tenants"] < _TENANTS:
+                return
+            behind = wave["last"]
 
 
 async def remove(db: Database, objects: ObjectStore) -> int:
     """Let files go that nobody reads any more; answers how many. First the objects, then what the catalogue says of
     them: whoever is interrupted is followed by the next turn."""
     gone = 0
-    while wave := await db.fetch("engine", SQL["expired"], _WAVE):
+    last: tuple[int, date, str] = (0, date.min, "")
+    while wave := await db.fetch("engine", SQL["expired"], _WAVE, *last):
         for row in wave:
-            await objects.delete(row["object"])
-            await db.fetch("engine", SQL["forget"], row["tenant_id"], row["day"], row["object"])
-        gone += len(wave)
+            if not row["held"]:
+                await objects.delete(row["object"])
+                await db.fetch("engine", SQL["forget"], row["tenant_id"], row["day"], row["object"])
+                gone += 1
+        last = wave[-1]["tenant_id"], wave[-1]["day"], wave[-1]["object"]
     return gone
 
 
@@ -38,14 +57,16 @@ async def expire_audit(db: Database, objects: ObjectStore, audit_days: int) -> i
     serves may take a record away. What is left of them is where the chain begins now."""
     owner = await connect(db.url, "owner", lock_timeout="2s")
     try:
-        await owner.execute(SQL["expire_audit"], audit_days)
-        gone = 0
-        while wave := await owner.fetch(SQL["expired_audit"], _WAVE):
+        await _expire(lambda *wave: owner.fetchrow(SQL["expire_audit"], audit_days, *wave))
+        gone, last = 0, (0, 0)
+        while wave := await owner.fetch(SQL["expired_audit"], _WAVE, *last):
             for row in wave:
-                await objects.delete(row["object"])
-                await owner.execute(SQL["note_audit"], row["tenant_id"], row["first_seq"])
-            gone += len(wave)
-        await owner.execute(SQL["forget_audit"])
+                if row["object"] is not None and not row["held"]:
+                    await objects.delete(row["object"])
+                    await owner.execute(SQL["note_audit"], row["tenant_id"], row["first_seq"])
+                    gone += 1
+            await owner.execute(SQL["forget_audit"], sorted({row["tenant_id"] for row in wave}))
+            last = wave[-1]["tenant_id"], wave[-1]["first_seq"]
         return gone
     finally:
         await owner.close()
@@ -57,11 +78,12 @@ async def expire_logs(db: Database, logs_days: int) -> int:
     now = await db.read_clock()
     rows = await db.fetch("engine", SQL["logs_kept"], logs_days)
     oldest = [(row["id"], lowest_id(max(EPOCH, now - timedelta(days=row["days"])))) for row in rows]
-    due = await db.fetch("engine", SQL["with_old_logs"], *columns(oldest, 2))
     gone = 0
-    for tenant_id, first in due:
-        while wave := await _expire_segments(db, tenant_id, first):
-            gone += wave
+    for start in range(0, len(oldest), _TENANTS):
+        wave = oldest[start : start + _TENANTS]
+        for tenant_id, first in await db.fetch("engine", SQL["with_old_logs"], *columns(wave, 2)):
+            while segments := await _expire_segments(db, tenant_id, first):
+                gone += segments
     return gone
 
 
@@ -83,9 +105,22 @@ async def forget_jobs(db: Database, ended_before: datetime, runs_days: int) -> i
     A tenant's own hot days go before `ended_before`, and its own retention before `runs_days`, after which those go
     that may never have run."""
     gone, last = 0, (0, str(UUID(int=0)))
+    while last < (_LAST_TENANT, _LAST_ID):
+        upto = await db.fetchrow("engine", SQL["jobs_behind"], *last, _JOBS)
+        end = (_LAST_TENANT, _LAST_ID) if upto is None else tuple(upto)
+        gone += await _forget_jobs(db, ended_before, runs_days, last, end)
+        last = end
+    return gone
+
+
+async def _forget_jobs(
+    db: Database, ended_before: datetime, runs_days: int, last: tuple[int, str], end: tuple[int, str]
+) -> int:
+    """Those behind `last` up to `end`."""
+    gone = 0
     while True:
         async with db.transaction("retention") as connection:
-            found = await connection.fetch(SQL["lock_ended_jobs"], ended_before, *last, _WAVE, runs_days)
+            found = await connection.fetch(SQL["lock_ended_jobs"], ended_before, *last, _WAVE, runs_days, *end)
             gone += int(await connection.fetchval(SQL["forget_jobs"], *columns(found, 2)))
         if len(found) < _WAVE:
             return gone

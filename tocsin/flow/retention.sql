@@ -1,54 +1,91 @@
 -- :name expire
--- $1: for how many days runs are kept of tenants that do not say. From this commit on nobody reads these files.
-update archives a
-   set expired_at = now()
-  from tenants t
- where t.id = a.tenant_id and not t.legal_hold and a.expired_at is null
-   and a.day < (now() at time zone 'UTC')::date - coalesce(t.runs_days, $1)
+-- A wave: of the $3 tenants behind $2 the files whose time is over, $4 at most. $1: for how many days runs are kept of tenants
+-- that do not say. From this commit on nobody reads these files.
+with wave as materialized (
+    select t.id, t.legal_hold, coalesce(t.runs_days, $1::int) as days from tenants t where t.id > $2 order by t.id limit $3
+), due as materialized (
+    select a.place
+      from wave t
+     cross join lateral (
+            select a.ctid as place from archives a
+             where a.tenant_id = t.id and a.expired_at is null and a.day < (now() at time zone 'UTC')::date - t.days
+             order by a.day
+             limit $4) a
+     where not t.legal_hold
+     limit $4
+), gone as (
+    update archives a set expired_at = now() from due d where a.ctid = d.place and a.expired_at is null returning 1
+)
+select (select max(t.id) from wave t) as last, (select count(*)::int from wave) as tenants,
+       (select count(*)::int from gone) as files
 
 -- :name expired
--- A hold that came since keeps them, unread.
-select a.tenant_id, a.day, a.object
-  from archives a
-  join tenants t on t.id = a.tenant_id
- where a.expired_at is not null and not t.legal_hold
- order by a.day
- limit $1
+-- A wave of $1 files behind ($2, $3, $4). `held`: a hold that came since keeps them, unread.
+select a.tenant_id, a.day, a.object, coalesce(t.legal_hold, true) as held
+  from (select a.tenant_id, a.day, a.object from archives a
+         where a.expired_at is not null and (a.tenant_id, a.day, a.object) > ($2::int, $3::date, $4::text)
+         order by a.tenant_id, a.day, a.object
+         limit $1) a
+  left join lateral (select t.legal_hold from tenants t where t.id = a.tenant_id limit 1) t on true
+ order by a.tenant_id, a.day, a.object
 
 -- :name forget
 delete from archives where tenant_id = $1 and day = $2 and object = $3 and expired_at is not null
 
 -- :name expire_audit
--- $1: for how many days the audit is kept of tenants that do not say. Only what comes before all that is kept: a chain has
--- one beginning.
-update audit_archives f
-   set expired_at = now(), expired_days = coalesce(t.audit_days, $1)
-  from tenants t
- where t.id = f.tenant_id and not t.legal_hold and f.expired_at is null and f.gone_at is not null
-   and f.last_at < (now() at time zone 'UTC')::date - coalesce(t.audit_days, $1)
-   and not exists (select from audit_archives e
-                    where e.tenant_id = f.tenant_id and e.first_seq < f.first_seq
-                      and (e.gone_at is null or e.last_at >= (now() at time zone 'UTC')::date - coalesce(t.audit_days, $1)))
+-- A wave: of the $3 tenants behind $2. $1: for how many days the audit is kept of tenants that do not say. Only what comes
+-- before the first file that is kept: a chain has one beginning.
+with wave as materialized (
+    select t.id, t.legal_hold, coalesce(t.audit_days, $1::int) as days from tenants t where t.id > $2 order by t.id limit $3
+), due as materialized (
+    select f.place, t.days
+      from wave t
+     cross join lateral (
+            select (now() at time zone 'UTC')::date - t.days as first_day) k
+      left join lateral (
+            select e.first_seq from audit_archives e
+             where e.tenant_id = t.id and e.expired_at is null and (e.gone_at is null or e.last_at >= k.first_day)
+             order by e.first_seq
+             limit 1) kept on true
+     cross join lateral (
+            select f.ctid as place from audit_archives f
+             where f.tenant_id = t.id and f.expired_at is null
+               and f.first_seq < coalesce(kept.first_seq, 9223372036854775807)
+             order by f.first_seq
+             limit $4) f
+     where not t.legal_hold
+     limit $4
+), gone as (
+    update audit_archives f
+       set expired_at = now(), expired_days = d.days
+      from due d
+     where f.ctid = d.place and f.expired_at is null
+    returning 1
+)
+select (select max(t.id) from wave t) as last, (select count(*)::int from wave) as tenants,
+       (select count(*)::int from gone) as files
 
 -- :name expired_audit
--- A hold that came since keeps them, unread.
-select f.tenant_id, f.first_seq, f.object
-  from audit_archives f
-  join tenants t on t.id = f.tenant_id
- where f.expired_at is not null and f.object is not null and not t.legal_hold
+-- A wave of $1 files behind ($2, $3), likewise; those whose object is gone already have none.
+select f.tenant_id, f.first_seq, f.object, coalesce(t.legal_hold, true) as held
+  from (select f.tenant_id, f.first_seq, f.object from audit_archives f
+         where f.expired_at is not null and (f.tenant_id, f.first_seq) > ($2::int, $3::bigint)
+         order by f.tenant_id, f.first_seq
+         limit $1) f
+  left join lateral (select t.legal_hold from tenants t where t.id = f.tenant_id limit 1) t on true
  order by f.tenant_id, f.first_seq
- limit $1
 
 -- :name note_audit
 -- Its object is gone.
 update audit_archives set object = null where tenant_id = $1 and first_seq = $2 and expired_at is not null
 
 -- :name forget_audit
--- All that are gone but the last.
+-- Of these tenants, all that are gone but the last.
 delete from audit_archives f
- where f.object is null
+ where f.tenant_id = any($1::int[]) and f.expired_at is not null and f.object is null
    and exists (select from audit_archives n
-                where n.tenant_id = f.tenant_id and n.first_seq > f.first_seq and n.object is null)
+                where n.tenant_id = f.tenant_id and n.first_seq > f.first_seq and n.expired_at is not null
+                  and n.object is null)
 
 -- :name logs_kept
 select t.id, coalesce(t.logs_days, $1)::int as days from tenants t where not t.legal_hold order by t.id
@@ -87,14 +124,23 @@ insert into log_garbage (object, due_at)
 select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
     on conflict (object) do nothing
 
+-- :name jobs_behind
+-- The last of the $3 jobs behind ($1, $2); no row if there are fewer.
+select j.tenant_id, j.id::text as id
+  from jobs j
+ where (j.tenant_id, j.id) > ($1::int, $2::uuid)
+ order by j.tenant_id, j.id
+offset $3 - 1
+ limit 1
+
 -- :name lock_ended_jobs
--- One-time jobs that ended before their tenant's hot days, or before $1, behind ($2, $3). Whoever makes a run of one
--- holds it. One that was cancelled may never have run, and then no file has it: it stays for as long as its run would
+-- One-time jobs that ended before their tenant's hot days, or before $1, behind ($2, $3) up to ($6, $7). Whoever makes a
+-- run of one holds it. One that was cancelled may never have run, and then no file has it: it stays for as long as its run would
 -- have, $5 days unless its tenant says otherwise, and while it is held.
 select j.tenant_id, j.id::text as id
   from jobs j
   join tenants t on t.id = j.tenant_id
- where (j.tenant_id, j.id) > ($2::int, $3::uuid) and j.once and j.state in ('completed', 'cancelled')
+ where (j.tenant_id, j.id) > ($2::int, $3::uuid) and (j.tenant_id, j.id) <= ($6::int, $7::uuid) and j.once and j.state in ('completed', 'cancelled')
    and j.ended_at < coalesce(now() - t.hot_days * interval '1 day', $1)
    and (j.state = 'completed'
         or (not t.legal_hold and j.ended_at < now() - coalesce(t.runs_days, $5) * interval '1 day'))

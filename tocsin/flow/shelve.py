@@ -28,6 +28,7 @@ from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
+_TENANTS = 500  # that one statement looks at
 log = get_logger("shelve")
 # Where a test may end it, in this order.
 POINTS = ("written", "stored", "proved", "listed", "removed")
@@ -43,11 +44,14 @@ async def shelve(db: Database, objects: ObjectStore, parquet: Parquet, before: d
         for row in await owner.fetch(SQL["unfinished"]):
             with _one_tenants(row["tenant_id"]):
                 await _remove(db, owner, row["tenant_id"], row["first_seq"])
-        for row in await owner.fetch(SQL["tenants"], before):
-            chain = _Chain(db, objects, parquet, owner, row)
-            with _one_tenants(row["tenant_id"]):
-                while await chain.move_day(row["before"]):
-                    made += 1
+        behind = 0
+        while wave := [row["tenant_id"] for row in await owner.fetch(SQL["wave"], behind, _TENANTS)]:
+            for row in await owner.fetch(SQL["tenants"], before, wave):
+                chain = _Chain(db, objects, parquet, owner, row)
+                with _one_tenants(row["tenant_id"]):
+                    while await chain.move_day(row["before"]):
+                        made += 1
+            behind = wave[-1]
     return made
 
 

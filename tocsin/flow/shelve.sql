@@ -4,8 +4,11 @@
 -- They would miss what is in files.
 select exists (select from servers where newest_migration < '0041' and seen_at > now() - interval '1 minute')
 
+-- :name wave
+select h.tenant_id from audit_heads h where h.tenant_id > $1 order by h.tenant_id limit $2
+
 -- :name tenants
--- Whose first record in the database is of a day that it need not keep here, and where its files end. $1: the first day
+-- Those of $2 whose first record in the database is of a day that it need not keep here, and where its files end. $1: the first day
 -- that those keep who do not say.
 select h.tenant_id, h.anchored_seq, d.before, coalesce(f.last_seq, 0) as seq, f.last_hash as hash, f.checksum
   from audit_heads h
@@ -19,7 +22,7 @@ select h.tenant_id, h.anchored_seq, d.before, coalesce(f.last_seq, 0) as seq, f.
         select c.audit_id from audit_chain c
          where c.tenant_id = h.tenant_id and c.seq = coalesce(f.last_seq, 0) + 1 limit 1) c
   left join audit a on a.id = c.audit_id
- where h.anchored_seq > coalesce(f.last_seq, 0) and coalesce(a.at < d.before, true)
+ where h.tenant_id = any($2::int[]) and h.anchored_seq > coalesce(f.last_seq, 0) and coalesce(a.at < d.before, true)
  order by h.tenant_id
 
 -- :name times

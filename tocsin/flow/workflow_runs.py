@@ -154,8 +154,7 @@ async def list_(
     """Newest first, without their graphs. In what state one is says its last head: so many are looked at, at most."""
     most = limit if state is None else max(limit, _LOOKED_AT)
     below = before or windows.HIGHEST
-    # No run is older than its workflow.
-    ids = [workflow] if workflow else await workflow_ids(db, who.tenant_id, below, _MOST_WORKFLOWS)
+    ids = [workflow] if workflow else await workflow_ids(db, who.tenant_id, windows.HIGHEST, _MOST_WORKFLOWS)
     async with db.tenant(who.tenant_id, "workflow_runs") as connection:
         rows = await connection.fetch(SQL["list"], who.tenant_id, ids, below, most)
     found = [row for row in rows if state is None or row["state"] == state][:limit]

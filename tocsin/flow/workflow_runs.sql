@@ -126,15 +126,17 @@ first as materialized (
                     (select * from (
 -- :include live_head
                      where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null and r.id < $3::uuid
-                       and (r.job_id, r.id) >= (w.id, w.id) and (r.job_id, r.id) < (w.id, $3::uuid)
+                       and (r.job_id, r.id) >= (w.id, '00000000-0000-0000-0000-000000000000'::uuid)
+                       and (r.job_id, r.id) < (w.id, $3::uuid)
                      order by r.id desc
                      limit $4) live)
                     union all
                     (select * from (
 -- :include ended_head
                      where h.tenant_id = $1 and h.job_id = w.id and h.workflow_run_id is null and h.final
-                       and h.run_id >= w.id and h.run_id < $3::uuid
-                       and (h.job_id, h.run_id) >= (w.id, w.id) and (h.job_id, h.run_id) < (w.id, $3::uuid)
+                       and h.run_id < $3::uuid
+                       and (h.job_id, h.run_id) >= (w.id, '00000000-0000-0000-0000-000000000000'::uuid)
+                       and (h.job_id, h.run_id) < (w.id, $3::uuid)
                      order by h.run_id desc
                      limit $4) ended)) f
              order by f.id desc
