@@ -81,6 +81,10 @@ class House:
             *(self.id, first["id"]),
         )
         await self.scene.sql.execute("insert into unmapped (tenant_id, run_id) values ($1, $2)", self.id, first["id"])
+        await self.scene.sql.execute(
+            "insert into cancels (tenant_id, job_id, reason, stop_running, done_to) values ($1, $2, $3, true, $2)",
+            *(self.id, first["id"], self.word),
+        )
         past = {"from": "2020-01-01T00:00:00Z", "to": "2022-01-01T00:00:00Z", "args": {"say": self.word}}
         filled = await self.post(f"/v1/jobs/{first['id']}/backfill", past)
         await self.scene.sql.execute(

@@ -6,6 +6,7 @@ Lock order: the job, its trigger, its limit, its runs by id.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +17,8 @@ from tocsin.flow.shared.jobs import on_its_own, opened, seen
 from tocsin.flow.shared.joins import hold_chain, see_all, settle, share_graph
 from tocsin.flow.shared.noderuns import Part
 from tocsin.flow.shared.transitions import (
+    LAST_RUN,
+    NO_RUN,
     NOTHING,
     Controlled,
     Hint,
@@ -43,6 +46,7 @@ from tocsin.model.timetable import Timetable
 from tocsin.store.db import Connection, Database, Row, Sql
 
 SQL = Sql(__file__)
+PIECE = 2_000  # runs that one transaction cancels
 
 
 async def pause(
@@ -137,18 +141,61 @@ async def cancel(
                 await note_missed(connection, counted(key, now, unplanned))
                 await triggers.put(connection, key, None)
             await connection.execute(SQL["set_state"], who.tenant_id, job_id, "cancelled")
-            await connection.execute(SQL["unhold"], who.tenant_id, job_id)
             await connection.execute(SQL["leave_parents"], who.tenant_id, job_id)
             await connection.execute(SQL["end_backfills"], who.tenant_id, job_id)
             if job["has_nodes"]:
                 await nodes.cancel(connection, key)
-            await lock_limits(connection, [key])
-            rows = await cancel_runs(connection, key, reason, stop_running=stop_running)
-            await audit.record(connection, audit.entry(who, action, f"job:{job_id}", reason=reason, runs=len(rows)))
-            settled = await settle(connection, rows)
-            done = Controlled(settled.hints, stops(rows))
+            piece = await _cancel_piece(connection, key, reason, stop_running, NO_RUN)
+            if piece.upto is not None:
+                await connection.execute(SQL["hold"], *key)
+                await connection.execute(SQL["cancel_later"], *key, reason, stop_running, piece.upto)
+            else:
+                await connection.execute(SQL["unhold"], *key)
+            more = {} if piece.upto is None else {"more": True}
+            told = audit.entry(who, action, f"job:{job_id}", reason=reason, runs=piece.runs, **more)
+            await audit.record(connection, told)
+            done = piece.done
         await remember(connection, wish, 200, [job_id], job["version"])
     return done
+
+
+class _Piece(NamedTuple):
+    """What came of a piece of a job's runs: how many were cancelled, up to which (None: there are no more)."""
+
+    runs: int
+    upto: str | None
+    done: Controlled
+
+
+async def _cancel_piece(connection: Connection, job: Key, reason: str, stop_running: bool, after: str) -> _Piece:
+    """Cancel the next runs of a job that is locked and takes no new ones."""
+    upto: str | None = await connection.fetchval(SQL["last_of_piece"], *job, after, PIECE)
+    await lock_limits(connection, [job])
+    rows = await cancel_runs(
+        connection, job, reason, stop_running=stop_running, after=after, upto=LAST_RUN if upto is None else upto
+    )
+    settled = await settle(connection, rows)
+    return _Piece(len(rows), upto, Controlled(settled.hints, stops(rows)))
+
+
+async def go_on_cancelling(db: Database) -> Controlled | None:
+    """Cancel the next piece of a job that was cancelled with more runs than one transaction ends; None if there is no
+    such job, or others are at it."""
+    async with db.transaction("cancel") as connection:
+        row = await connection.fetchrow(SQL["next_cancel"])
+        if row is None:
+            return None
+        job = Key(row["tenant_id"], row["job_id"])
+        await share_graph(connection, job.tenant_id)
+        await connection.fetchrow(SQL["lock_job"], *job)
+        piece = await _cancel_piece(connection, job, row["reason"], row["stop_running"], row["done_to"])
+        if piece.upto is not None:
+            await connection.execute(SQL["cancelled_to"], *job, piece.upto)
+            await connection.execute(SQL["hold"], *job)  # the end of a run of a one-time job takes it away
+        else:
+            await connection.execute(SQL["cancelled_all"], *job)
+            await connection.execute(SQL["unhold"], *job)
+        return piece.done
 
 
 async def cancel_run(db: Database, who: Identity, run_id: str, reason: str, wish: Wish | None) -> Controlled:

@@ -14,6 +14,29 @@ update jobs
 -- :name hold
 insert into holds (tenant_id, job_id) values ($1, $2) on conflict do nothing
 
+-- :name last_of_piece
+-- The last of the next $4 runs of a job after $3; none if there are fewer.
+select r.id::text from runs r where r.tenant_id = $1 and r.job_id = $2 and r.id > $3::uuid order by r.id offset $4 - 1 limit 1
+
+-- :name cancel_later
+-- Runs of a cancelled job that are left; until they are cancelled the job's hold keeps them from workers.
+insert into cancels (tenant_id, job_id, reason, stop_running, done_to) values ($1, $2, $3, $4, $5)
+    on conflict do nothing
+
+-- :name next_cancel
+-- The cancelled job whose turn it is. One that another server goes on with is left out.
+select c.tenant_id, c.job_id::text as job_id, c.reason, c.stop_running, c.done_to::text as done_to
+  from cancels c
+ order by c.turn_at, c.job_id
+ limit 1
+   for update skip locked
+
+-- :name cancelled_to
+update cancels set done_to = $3, turn_at = now() where tenant_id = $1 and job_id = $2
+
+-- :name cancelled_all
+delete from cancels where tenant_id = $1 and job_id = $2
+
 -- :name unhold
 delete from holds where tenant_id = $1 and job_id = $2
 

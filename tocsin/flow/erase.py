@@ -49,6 +49,7 @@ POINTS = ("stopped", "blanked", "removed", "emptied", "erased")
 _MAKE_RUNS = ("triggers", "dependencies", "backfills")
 TABLES = (
     *(*_MAKE_RUNS, "runs", "backfill_ends", "ended_joins", "unmapped", "run_counts", "unclaimed", "holds", "limits"),
+    "cancels",
     *("circuits", "calendar_uses", "calendars", "jobs", "job_versions", "dead_letters", "secrets", "data_keys"),
     *("log_chunks", "log_segments", "log_usage", "archives", "payload_uses", "payloads"),
     *("event_feeds", "events", "idempotency", "audit", "audit_chain", "audit_archives", "audit_heads", "api_keys"),

@@ -47,7 +47,7 @@ from tocsin.node.group import GroupCommit
 from tocsin.node.handover import Courier
 from tocsin.node.loop import Loop
 from tocsin.node.planner import Planner
-from tocsin.node.reaper import Caretaker, Follower, Reaper, Sweeper
+from tocsin.node.reaper import Canceller, Caretaker, Follower, Reaper, Sweeper
 from tocsin.node.sealer import Anchorer, Sealer
 from tocsin.node.server.app import build
 from tocsin.node.server.authenticator import Authenticator
@@ -170,6 +170,7 @@ class Node:
             Planner(self.db, self.horizon, self.tell),
             Reaper(self.db, self.specs, self.tell),
             sweeper,
+            Canceller(self.db, self.tell),
             Follower(self.db, self.tell),
             self.backfiller,
             self.conductor,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 
-from tocsin.flow import events, fleet, partitions, plan, reap, replan, servers, sweep
+from tocsin.flow import control, events, fleet, partitions, plan, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Key, Stop
@@ -162,6 +162,25 @@ class Sweeper(Loop):
     def _say(self, hints: Sequence[Hint], stops: Sequence[Stop] = ()) -> None:
         if hints or stops:
             self._tell(hints, stops)
+
+
+class Canceller(Loop):
+    """Every second: the next pieces of jobs that were cancelled with many runs."""
+
+    name = "canceller"
+
+    def __init__(self, db: Database, tell: Tell) -> None:
+        super().__init__()
+        self._db = db
+        self._tell = tell
+
+    async def run_once(self) -> float:
+        done = await control.go_on_cancelling(self._db)
+        if done is None:
+            return 1.0
+        if done.hints or done.stops:
+            self._tell(done.hints, done.stops)
+        return 0
 
 
 class Follower(Loop):

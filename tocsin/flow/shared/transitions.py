@@ -88,6 +88,9 @@ class Stop(NamedTuple):
     ended: bool = False
 
 
+NO_RUN, LAST_RUN = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"  # below and above all
+
+
 class Controlled(NamedTuple):
     """What a call changed beyond the rows themselves: what became claimable, and who is to be told to stop."""
 
@@ -182,12 +185,14 @@ async def cancel_runs(
     before: str | None = None,
     backfill_id: str | None = None,
     stop_running: bool = True,
+    after: str = NO_RUN,
+    upto: str = LAST_RUN,
 ) -> list[Row]:
     """staged | ready | waiting → cancelled, running → stopping: all of a job, one, those `before` the run that
-    replaces them, or those of a backfill. Lock the job and the limits first."""
-    await connection.fetch(SQL["hold_runs"], *job, run_id, before, backfill_id)
+    replaces them, those of a backfill, or those `after` one id and up to another. Lock the job and the limits first."""
+    await connection.fetch(SQL["hold_runs"], *job, run_id, before, backfill_id, after, upto)
     return await connection.fetch(  # type: ignore[no-any-return]
-        SQL["cancel_runs"], *job, run_id, before, stop_running, reason, backfill_id
+        SQL["cancel_runs"], *job, run_id, before, stop_running, reason, backfill_id, after, upto
     )
 
 

@@ -235,13 +235,15 @@ select r.id from runs r
    and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill'
                             and (r.trigger = 'schedule' or r.state in ('running', 'stopping')))
    and ($5::uuid is null or r.backfill_id = $5)
+   and r.id > $6::uuid and r.id <= $7::uuid
  order by r.id
    for update
 
 -- :name cancel_runs
 -- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
 -- $3 one run, or null for all; $4 those before a run that replaces them, or null (what somebody asked for and has not
--- begun is not replaced: it is never skipped); $5: whether what runs is stopped; $6 the reason; $7: those of a backfill.
+-- begun is not replaced: it is never skipped); $5: whether what runs is stopped; $6 the reason; $7: those of a backfill;
+-- $8 and $9: those after the one id and up to the other.
 with locked as materialized (
     select r.ctid as place, r.state
       from runs r
@@ -249,6 +251,7 @@ with locked as materialized (
        and ($4::uuid is null or r.id < $4 and r.trigger <> 'backfill'
                                 and (r.trigger = 'schedule' or r.state in ('running', 'stopping')))
        and ($7::uuid is null or r.backfill_id = $7)
+       and r.id > $8::uuid and r.id <= $9::uuid
      order by r.id
 ),
 stopping as (
