@@ -29,8 +29,8 @@ from tocsin.worker.frames import Call, CallTarget, Done
 from tocsin.worker.lines import LINE_BYTES, LineSplitter
 from tocsin.worker.masks import AttemptMask
 from tocsin.worker.runner.notes import Notes, RunHost
-from tocsin.worker.runner.output import OutputBuffer
-from tocsin.worker.runner.run import Run, failed, succeeded
+from tocsin.worker.runner.output import OutputBuffer, RunStream
+from tocsin.worker.runner.run import CURRENT, Run, failed, succeeded
 
 PLAIN = "xK9vQ2mWz7RtB4nLp8sYd3FhJ6cGa5Ue0iTo1EwAqZb"
 ODD = "pä\"ss'w\\rd/<&>+ öf€\U0001f511 m%n $y"
@@ -245,6 +245,22 @@ def test_fields_do_not_come_between_the_lines_of_a_secret() -> None:
     RunLogger("run", RunHost(a_run(secret), buffer, Notes(lambda: None))).info(secret, user="x")
     text = "".join(logged(buffer, secret))
     assert "abc12" not in text and "def34" not in text
+
+
+def test_a_line_of_which_a_piece_was_left_out_ends_there() -> None:
+    """The agent does not keep up while a long line is written: what follows may be the rest of a secret."""
+    buffer, run = OutputBuffer(lambda: None), a_run(PLAIN)
+    stream = RunStream("stdout", sys.stdout, buffer)
+    token = CURRENT.set(run)
+    try:
+        buffer.choked = True
+        stream.write("." * LINE_BYTES + PLAIN[:20])
+        buffer.choked = False
+        stream.write(f"{PLAIN[20:]} and on")
+        stream.write(" and on\nthe next line\n")
+    finally:
+        CURRENT.reset(token)
+    assert [text for text in logged(buffer, PLAIN) if text] == ["the next line"]
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────

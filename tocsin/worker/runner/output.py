@@ -36,10 +36,10 @@ class OutputBuffer:
         """A record of the run's logger. What it carries stands with its first line."""
         self.add(run, "log", _LEVELS.get(level, "info"), _exact(text).split("\n"), clean(_exact(about)))
 
-    def add(self, run: Run, stream: str, level: str, lines: list[str], about: str = "") -> None:
-        """Append lines, as far as the run and the buffer may hold them."""
+    def add(self, run: Run, stream: str, level: str, lines: list[str], about: str = "") -> bool:
+        """Append lines, as far as the run and the buffer may hold them; whether that was all of them."""
         if run.ended:
-            return
+            return False
         if run.limit is None:
             run.limit = OutputLimit()
         parts = [part for line in lines for part in _pieces(line)]
@@ -51,6 +51,7 @@ class OutputBuffer:
         if dropped:
             self._lines.append((run, Output(*run.ref, at, "", "", "", dropped)))
         self._wake()
+        return not dropped
 
     def end(self, run: Run) -> None:
         """Add the line that a run has begun and not finished."""
@@ -82,14 +83,22 @@ class RunStream(io.TextIOBase):
             return self._real.write(text)
         if run.partial is None:
             run.partial = {}
+        size = len(text)
+        if run.torn and self._stream in run.torn:
+            # A piece of this line was left out. Nobody would know a secret by the rest of it.
+            _, newline, text = text.partition("\n")
+            if not newline:
+                return size
+            run.torn.discard(self._stream)
         whole, newline, rest = (run.partial.get(self._stream, "") + text).rpartition("\n")
         if newline:
             self._output.add(run, self._stream, "info", whole.split("\n"))
         if len(rest) > LINE_BYTES:
-            self._output.add(run, self._stream, "info", [rest])
+            if not self._output.add(run, self._stream, "info", [rest]):
+                run.torn = {*(run.torn or ()), self._stream}
             rest = ""
         run.partial[self._stream] = rest
-        return len(text)
+        return size
 
     def flush(self) -> None:
         if not self._real.closed:

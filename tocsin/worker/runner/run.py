@@ -50,6 +50,7 @@ class Run:
         "task",
         "thread",
         "told",
+        "torn",
     )
 
     def __init__(self, call: Call, target: CallTarget, function: Function) -> None:
@@ -66,6 +67,7 @@ class Run:
         self.thread: Any = None
         self.limit: OutputLimit | None = None
         self.partial: dict[str, str] | None = None
+        self.torn: set[str] | None = None  # streams in the midst of a line of which a piece was left out
         self.stop_event: threading.Event | None = None  # the function has it, and may heed it
 
     def invoke(self, url: str, host: Callable[[Run], Host]) -> Any:
