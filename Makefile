@@ -41,8 +41,8 @@ test-proxies: $(VENV)/.dev ## Send requests that smuggle to the server behind ha
 test-time: $(VENV)/.dev ## Hold schedules to a brute-force oracle at every move of every clock, 1970-2037 (half an hour)
 	$(RUN) -m tests.time
 
-fuzz: $(VENV)/.dev ## Let schemathesis attack the API (MINUTES=10)
-	FUZZ_MINUTES=$(MINUTES) $(RUN) -m pytest -s tests/surface/test_fuzz.py
+fuzz: $(VENV)/.dev ## Let schemathesis attack the API, and Hypothesis the HTTP connection (MINUTES=10)
+	FUZZ_MINUTES=$(MINUTES) $(RUN) -m pytest -s tests/surface/test_fuzz.py tests/node/test_http_fuzz.py
 
 chaos: $(VENV)/.dev ## Ruin a fleet under load, check every promise, leave chaos-report.html (MINUTES=30 SEED=7)
 	$(RUN) -m tests.cluster.round --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
