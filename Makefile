@@ -12,7 +12,7 @@ COMPILE = printf 'hatchling\neditables\n' | $(RUN) -m uv pip compile --quiet --u
 	--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --upgrade
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-container test-proxies test-time simulate graphs fuzz chaos check format bench audit sbom lock clean
+.PHONY: help install up demo test test-slow test-container test-proxies test-time simulate graphs fuzz chaos check format bench audit sbom lock clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(VENV)/.runtime ## Show jobs of each kind run for twenty seconds; leaves 
 
 test: $(VENV)/.dev ## Run the tests (ARGS="tests/store -k orphan")
 	$(RUN) -m pytest -n 2 $(ARGS)
+
+test-slow: $(VENV)/.dev ## Run the tests that take minutes
+	$(RUN) -m pytest -m slow $(ARGS)
 
 test-container: $(VENV)/.dev ## Run jobs in containers of a real podman; installs it (Debian, as root)
 	@command -v podman >/dev/null && command -v crun >/dev/null && command -v busybox >/dev/null || \

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ BAR_SECONDS = 1.0
 _SLOTS = 600  # beside those that the full keys hold
 _SUBMITS_A_SECOND = 20
 _WAIT_SECONDS = 1800.0
+_CLAIMED = "tocsin_claim_runs_total"
 _NOOP = {"kind": "python", "function": "bench.noop"}
 _UNREADABLE_RULES = "9999z"
 _BATCH = 5_000
@@ -37,7 +39,14 @@ with hidden as (
 update triggers t set next_fire_at = now() - interval '1 hour'
   from hidden h where t.tenant_id = h.tenant_id and t.job_id = h.id
 """
-_SHOW_CURSORS = "update jobs set zone_rules = null where id = any($1::uuid[])"
+# As an edit by a server with newer rules leaves them.
+_SHOW_CURSORS = """
+with shown as (
+    update jobs set zone_rules = null where id = any($1::uuid[]) returning tenant_id, id
+)
+update triggers t set waits_for = null
+  from shown s where t.tenant_id = s.tenant_id and t.job_id = s.id
+"""
 _REWIND = """
 with late as (
     update jobs set anchored_at = now() - $2::interval - interval '1 minute'
@@ -46,6 +55,7 @@ with late as (
 update triggers t set next_fire_at = now() - $2::interval
   from late l where t.tenant_id = l.tenant_id and t.job_id = l.id
 """
+_OUTAGE = "update planner set turned_at = now() - $1::interval"
 _COUNT_LIVE = "select count(*) from runs where job_id = any($1::uuid[])"
 _COUNT_ENDED = """
 select count(*) from history where job_id = any($1::uuid[]) and final and state = $2
@@ -54,8 +64,8 @@ _COUNT_STUCK = """
 select count(*) from triggers where job_id = any($1::uuid[]) and next_fire_at < now() - interval '10 seconds'
 """
 _LAGS = """
-select trigger, extract(epoch from started_at - ready_at)::float8 as lag
-  from history where job_id = any($1::uuid[]) and started_at is not null
+select extract(epoch from started_at - ready_at)::float8 as lag
+  from history where job_id = $1::uuid and ready_at >= $2 and started_at is not null
 """
 
 
@@ -131,10 +141,10 @@ def measure(stand: Stand, sizes: Sizes) -> Backlogs:
         made.age()
         stand.start_workers(1, _SLOTS + sizes.full_keys)
         say("all backlogs are there; starting the server again …")
-        begun = time.monotonic()
         try:
+            made.begin()
             with _ordinary_load(stand.api.another(), made):
-                drained = made.drain(gate, begun)
+                drained = made.drain(gate)
         finally:
             stand.stop_workers()
     return made.result(drained)
@@ -150,6 +160,8 @@ class _Made:
         self.unreadable: list[str] = []
         self.late: list[str] = []
         self.late_runs = 0
+        self._begun = 0.0
+        self._since: datetime | None = None
 
     # ── building ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,30 +199,37 @@ class _Made:
 
     def age(self) -> None:
         """Make the rows as old as an outage would have left them. No server runs now."""
-        outage = f"{self._sizes.outage_seconds} seconds"
-        asyncio.run(self._age(outage))
+        asyncio.run(self._age(timedelta(seconds=self._sizes.outage_seconds)))
 
-    async def _age(self, outage: str) -> None:
+    async def _age(self, outage: timedelta) -> None:
         connection = await self._stand.connect()
         try:
             await connection.execute(_EXPIRE, self.expired)
             await connection.execute(_HIDE_CURSORS, self.unreadable, _UNREADABLE_RULES)
-            await connection.execute(_REWIND.replace("$2", f"'{outage}'"), self.late)
+            await connection.execute(_REWIND, self.late, outage)
+            await connection.execute(_OUTAGE, outage)
             await connection.execute("vacuum analyze")
         finally:
             await connection.close()
 
+    def begin(self) -> None:
+        """Wait for the server and the first claim of the worker: whatever is due from then on is measured."""
+        claimed = self._stand.api.counter(_CLAIMED)
+        self._begun = time.monotonic()
+        await_until(lambda: self._stand.api.counter(_CLAIMED) > claimed, "a first claim")
+        self._since = self._query("select now()")
+
     # ── draining ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def drain(self, gate: Path, begun: float) -> dict[str, float]:
+    def drain(self, gate: Path) -> dict[str, float]:
         """Wait until each backlog is gone. Full keys and hidden cursors stay until the others are."""
         drained = {}
         self._await("expired", lambda: self._live([self.expired]) == 0)
-        drained["expired"] = time.monotonic() - begun
+        drained["expired"] = time.monotonic() - self._begun
         say(f"expired runs are gone after {drained['expired']:.1f} s")
         least = self._sizes.late_jobs * min(self._sizes.outage_seconds, 10_000)
         self._await("late", lambda: self._ended(self.late) >= least)
-        drained["late"] = time.monotonic() - begun
+        drained["late"] = time.monotonic() - self._begun
         self.late_runs = least
         say(f"late occurrences have run after {drained['late']:.1f} s")
         shown = time.monotonic()
@@ -240,11 +259,11 @@ class _Made:
 
     def result(self, drained: dict[str, float]) -> Backlogs:
         """Read the lags of the ordinary runs from history."""
-        lags = (self._lag(job) for job in (self.scheduled, self.asked_for, self.fresh))
-        return Backlogs(self._sizes, *lags, drained, self.late_runs)
+        scheduled, asked_for, fresh = map(self._lag, (self.scheduled, self.asked_for, self.fresh))
+        return Backlogs(self._sizes, scheduled, asked_for, fresh, drained, self.late_runs)
 
     def _lag(self, job: str) -> Lag:
-        rows = asyncio.run(self._stand.query(_LAGS, [job]))
+        rows = asyncio.run(self._stand.query(_LAGS, job, self._since))
         lags = sorted(row["lag"] for row in rows)
         return Lag(len(lags), statistics.median(lags), lags[int(len(lags) * 0.99)], lags[-1])
 
