@@ -124,8 +124,44 @@ async def test_no_job_is_made_beyond_it_nor_led_out_of_it(scene: Scene, case: Ca
     await refused("PATCH", f"/v1/jobs/{inside}", {"name": "payroll-3", "tags": {"team": None}})
     await api.call("PATCH", f"/v1/jobs/{inside}", json={"tags": {"team": None}})  # its name still fits
     # A name beyond the scope stays its owner's, also where a tag would let the new one pass.
-    await api.call("PUT", "/v1/jobs/by-name/payroll", json=MANUAL | {"tags": {"team": "billing"}}, expect=409)
+    await refused("PUT", "/v1/jobs/by-name/payroll", MANUAL | {"tags": {"team": "billing"}})
     assert (await scene.api.get(f"/v1/jobs/{case.job['beyond']['id']}"))["version"] == 1
+
+
+@pytest.mark.parametrize("scopes", [{"tags": ["team:billing"]}, {"jobs": ["bill*"], "tags": ["team:billing"]}])
+async def test_whether_a_name_beyond_it_is_free_is_not_told(scene: Scene, case: Case, scopes: dict[str, Any]) -> None:
+    """Names are unique in a tenant: each call that gives a name is answered alike, whether that name is taken beyond
+    the scope or free."""
+    api = await key_for(scene, "editor", **scopes)
+    tagged, flow = MANUAL | {"tags": {"team": "billing"}}, {"jobs": {"a": {"target": PROCESS}}}
+    flow["tags"] = {"team": "billing"}
+    inside = case.job["inside"]["id"]
+    await scene.job(name="pay.a")
+
+    async def answers(name: str) -> list[tuple[int, str]]:
+        calls = [
+            ("POST", "/v1/jobs", tagged | {"name": name}, {}),
+            ("POST", "/v1/jobs/batch", {"jobs": [tagged | {"name": name}]}, {}),
+            ("PUT", f"/v1/jobs/by-name/{name}", tagged, {}),
+            ("PUT", f"/v1/jobs/by-name/{name}", tagged, {"if-none-match": "*"}),
+            ("PUT", f"/v1/jobs/by-name/{name}", tagged, {"if-match": '"1"'}),
+            ("PATCH", f"/v1/jobs/{inside}", {"name": name}, {}),
+            ("POST", "/v1/workflows", flow | {"name": name}, {}),
+            ("PUT", f"/v1/workflows/by-name/{name}", flow | {"name": name}, {}),
+        ]
+        replies = [await api.http.request(m, path, json=body, headers=headers) for m, path, body, headers in calls]
+        return [(reply.status_code, reply.json()["detail"].replace(name, "NAME")) for reply in replies]
+
+    taken, free, with_node = [await answers(name) for name in ("payroll", "nobody", "pay")]
+    assert taken == free == with_node
+    assert {status for status, _ in taken} == {403, 412, 422}
+    assert (await api.call("PATCH", f"/v1/jobs/{inside}", json={"priority": 7}))["name"] == "billing-nightly"
+
+
+async def test_a_name_within_it_is_told_to_be_taken(scene: Scene, case: Case) -> None:
+    api = await key_for(scene, "editor", jobs=["billing-*"])
+    taken = await api.call("POST", "/v1/jobs", json=MANUAL | {"name": "billing-nightly"}, expect=409)
+    assert taken["code"] == "name_taken"
 
 
 async def test_what_is_not_about_a_job_is_closed_to_it(scene: Scene) -> None:

@@ -121,3 +121,17 @@ async def test_who_cancels_one_node_tells_those_beyond_it_too(scene: Scene) -> N
     await stage.turn()
     assert await stage.states(run_id) == {"first": "cancelled (cancelled)", "next": "skipped (upstream_failed)"}
     assert (await stage.get(run_id))["state"] == "dead"
+
+
+async def test_a_workflow_keeps_its_names_with_a_key_that_could_not_give_them(scene: Scene) -> None:
+    tagged = {"target": PROCESS, "tags": {"team": "billing"}}
+    flow = {"name": "pay", "tags": {"team": "billing"}, "jobs": {"a": tagged}}
+    made = await scene.api.post("/v1/workflows", flow)
+    api = await key_for(scene, "editor", tags=["team:billing"])
+    changed = flow | {"jobs": {"a": tagged | {"priority": 7}}}
+    assert (await api.call("PUT", "/v1/workflows/by-name/pay", json=changed))["id"] == made["id"]
+    await scene.job(name="pay.taken")
+    for node in ("taken", "free"):
+        more = changed | {"jobs": {"a": tagged, node: tagged}}
+        refused = await api.call("PUT", "/v1/workflows/by-name/pay", json=more, expect=403)
+        assert refused["code"] == "out_of_scope"

@@ -248,7 +248,7 @@ async def _change(
     new = await contents.whole(who.tenant_id, new)
     # A job becomes no workflow, and a workflow is changed by a document that was checked as one.
     check(new, of_workflow=isinstance(old.target, WorkflowTarget) and isinstance(new.target, WorkflowTarget))
-    within_scope(who, new)
+    within_scope(who, new, old.name)
     new = await contents.keep(who.tenant_id, new, old)
     if new.schedule is not None and new.schedule != old.schedule:
         check_schedule(new.schedule, now)  # one that stays may name a time that is past by now

@@ -114,8 +114,11 @@ class Scope(NamedTuple):
 
     def has(self, name: str | None, tags: Mapping[str, str]) -> bool:
         """Whether a job of this name, with these tags, is in it."""
-        by_name = name is not None and any(fits(pattern, name) for pattern in self.names)
-        return by_name or any(tags.get(key) == value for key, value in self.tags)
+        return self.has_name(name) or any(tags.get(key) == value for key, value in self.tags)
+
+    def has_name(self, name: str | None) -> bool:
+        """Whether every job of this name is in it, whatever its tags."""
+        return name is not None and any(fits(pattern, name) for pattern in self.names)
 
 
 def fits(pattern: str, text: str) -> bool:

@@ -39,10 +39,16 @@ def on_its_own(job: Row) -> Row:
     return job
 
 
-def within_scope(who: Identity, spec: JobSpec) -> None:
-    """Refuse a job that the caller's key could not see afterwards."""
-    if who.scope is not None and not who.scope.has(spec.name, spec.tags):
+def within_scope(who: Identity, spec: JobSpec, was: str | None = None) -> None:
+    """Refuse a job that the caller's key could not see afterwards, and a new name (`was`: the one that it has) that
+    does not fit the key's patterns. Names are unique in a tenant: whether such a name is free would tell of jobs that
+    the key does not see. Of one that fits, each job that could have it is seen."""
+    if who.scope is None:
+        return
+    if not who.scope.has(spec.name, spec.tags):
         raise Forbidden("this key is kept to other jobs, by their names or tags", code="out_of_scope")
+    if spec.name is not None and spec.name != was and not who.scope.has_name(spec.name):
+        raise Forbidden("a name that this key gives must fit a pattern of its scope", code="out_of_scope")
 
 
 def name_taken(spec: JobSpec) -> Conflict:

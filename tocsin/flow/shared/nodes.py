@@ -35,7 +35,9 @@ class Nodes(NamedTuple):
     async def prepare(cls, lanes: LaneBook, who: Identity, specs: Mapping[str, JobSpec]) -> Nodes:
         """Look up what takes no lock; raises what is wrong with one of them."""
         for spec in specs.values():
-            within_scope(who, spec)
+            within_scope(
+                who, spec, spec.name
+            )  # which names are new is known when the jobs that there are have been read
         keys = {node: lane_key(spec) for node, spec in specs.items()}
         known = await lanes.intern(dict.fromkeys(keys.values(), who.tenant_id))
         for node, key in keys.items():
@@ -57,6 +59,8 @@ async def store(connection: Connection, who: Identity, workflow_id: str, nodes: 
     present: dict[str, Row] = {row["node"]: row for row in rows}
     texts = {node: encode(spec).decode() for node, spec in nodes.specs.items()}
     new = [node for node in texts if node not in present]
+    for node, spec in nodes.specs.items():
+        within_scope(who, spec, present[node]["name"] if node in present else None)
     changed = [node for node, text in texts.items() if node in present and _differs(present[node], text)]
     ids = dict(zip(new, new_ids(clock["now"], len(new)), strict=True))
     await _refuse_taken(connection, tenant_id, workflow_id, [(node, nodes.specs[node]) for node in (*new, *changed)])

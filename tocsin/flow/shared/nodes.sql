@@ -1,8 +1,9 @@
 -- :name present
 -- The jobs that a workflow is made of, held, and first the instant.
-select null::text as node, null::text as id, null::text as state, null::text as spec, statement_timestamp() as now
+select null::text as node, null::text as id, null::text as state, null::text as name, null::text as spec,
+       statement_timestamp() as now
 union all
-select n.node, n.id::text, n.state, n.spec, null
+select n.node, n.id::text, n.state, n.name, n.spec, null
   from (select * from jobs j where j.tenant_id = $1 and j.workflow_id = $2 order by j.id for no key update) n
 
 -- :name taken
