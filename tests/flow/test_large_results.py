@@ -21,6 +21,7 @@ from tests.flow.test_secrets import Hand, claimed, hand
 from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
 from tocsin.flow import report
+from tocsin.flow import unfold as unfolding
 from tocsin.flow.shared.parcels import Use, use
 from tocsin.model.ids import new_id
 from tocsin.model.packed import LARGE, MOST_RESULT
@@ -245,6 +246,29 @@ async def test_who_dies_while_a_node_is_unfolded_is_followed_by_the_next(
     scene.db.failpoints = NO_FAILPOINTS
     await unfold(stage)
     assert len((await by_node(stage, hand))["each"]) == 3
+
+
+async def test_nodes_whose_lists_cannot_be_fetched_keep_no_other_back(
+    stage: Stage, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfolding, "_MOST", 1)
+    await mapped(stage, hand, LIST)
+    scene, read = stage.scene, stage.scene.node.objects.read
+    [refused] = await scene.rows("select object from payloads")
+    run_id = await stage.ask()
+    [run] = (await by_node(stage, hand))["list"]
+    await hand.report(finished=[told(run, result=[*LIST, 4])])
+
+    async def refuse(key: str) -> bytes:
+        if key == refused["object"]:
+            raise Unavailable("access denied", code="objects_unavailable")
+        return await read(key)
+
+    monkeypatch.setattr(scene.node.objects, "read", refuse)
+    for _ in range(4):
+        await scene.node.unfolder.run_once()
+    runs = (await by_node(stage, hand))["each"]
+    assert len(runs) == 4 and {(await scene.run(r["run_id"]))["workflow_run_id"] for r in runs} == {run_id}
 
 
 @pytest.mark.parametrize(("result", "says"), [(BIG, "list is no list"), ([0] * 40_000, "at most 1,000")])

@@ -12,6 +12,7 @@ from tests.flow.test_plan import age, cursor, owed
 from tocsin.flow import replan
 from tocsin.flow.plan import plan
 from tocsin.flow.replan import follow
+from tocsin.flow.shared.failed import Failed
 from tocsin.model.zones import TZDATA_VERSION, rules_of
 
 NOON = {"cron": "0 12 * * *", "timezone": "Europe/Berlin"}
@@ -102,7 +103,7 @@ async def test_a_job_that_fails_keeps_no_other_from_following(scene: Scene, monk
         await read_by(scene, job, "Europe/Berlin 0123456789ab 2001.1")
     broken = {job["id"] for job in jobs[:3]}
     await scene.sql.execute("update jobs set schedule = '{' where id = any($1::uuid[])", list(broken))
-    failed = replan.Failed()
+    failed = Failed()
     for _ in range(10):
         if not (await follow(scene.db, failed)).jobs:
             break

@@ -6,8 +6,6 @@ planned anew. Jobs follow in waves. Of a release of tzdata only those in zones t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -15,6 +13,7 @@ import msgspec
 
 from tocsin.flow.shared import calendars, triggers
 from tocsin.flow.shared.calendars import Use
+from tocsin.flow.shared.failed import Failed
 from tocsin.flow.shared.transitions import Hint, Key, NewRun, hints, passed, retract, stage
 from tocsin.model.calendars import Calendar
 from tocsin.model.ids import new_ids
@@ -37,39 +36,13 @@ class Wave(NamedTuple):
     hints: list[Hint]
 
 
-class Failed:
-    """Jobs that could not be planned anew: they are left out for a minute, so that they hide no others."""
-
-    MOST, SECONDS = 1000, 60.0
-
-    def __init__(self) -> None:
-        self._until: dict[Key, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def add(self, key: Key, error: BaseException) -> None:
-        """Leave a job out for a while."""
-        told = f"{type(error).__name__}: {error}"
-        log.error("a job cannot be planned anew", tenant_id=key.tenant_id, job=key.id, error=told[:500])
-        if len(self._until) < self.MOST:
-            self._until[key] = time.monotonic() + self.SECONDS
-
-    def without(self, rows: Iterable[Row]) -> list[Key]:
-        """Return those of these jobs that are not left out, a wave of them at most."""
-        now = time.monotonic()
-        self._until = {key: until for key, until in self._until.items() if until > now}
-        keys = (Key(row["tenant_id"], row["job_id"]) for row in rows)
-        return [key for key in keys if key not in self._until][:WAVE]
-
-
 async def follow(db: Database, failed: Failed | None = None) -> Wave:
     """Plan jobs anew that are behind their calendars or their zones' rules, a hundred at most. One that fails stops no
     other."""
     failed = failed if failed is not None else Failed()
     looked_at = WAVE + len(failed)
-    keys = failed.without(await db.fetch("engine", SQL["behind_calendars"], looked_at))
-    keys = keys or failed.without(await _behind_zones(db, looked_at))
+    keys = failed.without(map(_key, await db.fetch("engine", SQL["behind_calendars"], looked_at)))
+    keys = (keys or failed.without(map(_key, await _behind_zones(db, looked_at))))[:WAVE]
     woken: list[Hint] = []
     for key in keys:
         try:
@@ -77,8 +50,14 @@ async def follow(db: Database, failed: Failed | None = None) -> Wave:
         except Exception as error:
             if is_transient(error):
                 raise
-            failed.add(key, error)
+            told = f"{type(error).__name__}: {error}"
+            log.error("a job cannot be planned anew", tenant_id=key.tenant_id, job=key.id, error=told[:500])
+            failed.add(key)
     return Wave(len(keys), woken)
+
+
+def _key(row: Row) -> Key:
+    return Key(row["tenant_id"], row["job_id"])
 
 
 async def _behind_zones(db: Database, most: int) -> list[Row]:

@@ -14,7 +14,7 @@ import msgspec
 
 from tocsin.errors import ServerFault, Unavailable
 from tocsin.flow.shared import joins
-from tocsin.flow.shared.joins import AtHand, Elements, Mapped, decide, elements_of, listed
+from tocsin.flow.shared.joins import AtHand, Elements, Mapped, Settled, decide, elements_of, listed
 from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.transitions import Hint, Key
 from tocsin.model.packed import LARGE, Packed
@@ -26,35 +26,48 @@ SQL = Sql(__file__)
 log = get_logger("unfold")
 _MOST = 20  # nodes that one turn unfolds
 _AT_ONCE = 10  # objects
+_FIRST = "00000000-0000-0000-0000-000000000000"
 
 
 class Unfolded(NamedTuple):
-    """Where runs became claimable, whether a workflow run has come to its end, and how many nodes went on."""
+    """Where runs became claimable, whether a workflow run has come to its end, how many nodes went on, where to look on
+    (None: from the beginning), and the first error that is not the fault of object storage."""
 
     hints: list[Hint]
     heads: bool
     nodes: int
+    after: str | None
+    error: Exception | None
 
 
-async def unfold(db: Database, parcels: Parcels) -> Unfolded:
-    """Let nodes go on whose list can be fetched. While object storage is down the others wait for the next turn."""
+async def unfold(db: Database, parcels: Parcels, after: str | None) -> Unfolded:
+    """Let nodes go on whose list can be fetched, one page of them. A node that fails stops no other."""
     hints: list[Hint] = []
     heads, nodes = False, 0
-    for row in await db.fetch("engine", SQL["folded"], _MOST):
-        node = Key(row["tenant_id"], row["id"])
+    failed: Exception | None = None
+    rows = await db.fetch("engine", SQL["folded"], _MOST, after or _FIRST)
+    for row in rows:
         try:
-            at_hand = await _fetched(db, parcels, row)
-        except Unavailable as error:
-            if error.code != "objects_unavailable":
-                raise
-            log.warning("a mapped node waits for object storage", run=node.id, error=error.detail)
+            settled = await _unfold(db, parcels, row)
+        except Exception as error:
+            log.warning("a mapped node cannot go on yet", run=row["id"], error=f"{type(error).__name__}: {error}"[:500])
+            if not (isinstance(error, Unavailable) and error.code == "objects_unavailable"):
+                failed = failed or error
             continue
-        async with db.transaction("unfold", "vital") as connection:
-            if await connection.fetchval(SQL["take"], *node):
-                settled = await decide(connection, [node], at_hand)
-                hints += settled.hints
-                heads, nodes = heads or settled.heads, nodes + 1
-    return Unfolded(hints, heads, nodes)
+        if settled is not None:
+            hints += settled.hints
+            heads, nodes = heads or settled.heads, nodes + 1
+    return Unfolded(hints, heads, nodes, rows[-1]["id"] if len(rows) == _MOST else None, failed)
+
+
+async def _unfold(db: Database, parcels: Parcels, row: Row) -> Settled | None:
+    """Let one node go on; None if another server was first."""
+    node = Key(row["tenant_id"], row["id"])
+    at_hand = await _fetched(db, parcels, row)
+    async with db.transaction("unfold", "vital") as connection:
+        if not await connection.fetchval(SQL["take"], *node):
+            return None
+        return await decide(connection, [node], at_hand)
 
 
 async def _fetched(db: Database, parcels: Parcels, row: Row) -> AtHand:

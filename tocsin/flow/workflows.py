@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tocsin.flow.shared import noderuns
+from tocsin.flow.shared.failed import Failed
 from tocsin.flow.shared.joins import settle
 from tocsin.flow.shared.noderuns import Part, ends_of, make, still_doomed, told
 from tocsin.flow.shared.transitions import SQL as SHARED
@@ -42,9 +43,11 @@ class Done(NamedTuple):
 NOTHING = Done([], [])
 
 
-async def wanting(db: Database) -> list[Head]:
-    """The workflow runs that want something done, some at a time."""
-    return [Head(Key(row[0], row[1]), row[2]) for row in await db.fetch("vital", SQL["heads"], _MOST)]
+async def wanting(db: Database, failed: Failed) -> list[Head]:
+    """Return workflow runs that want something done, some of each kind, without those that failed a moment ago."""
+    rows = await db.fetch("vital", SQL["heads"], _MOST + len(failed))
+    what = {Key(row[0], row[1]): row[2] for row in rows}
+    return [Head(key, what[key]) for key in failed.without(what)]
 
 
 # ── begin ────────────────────────────────────────────────────────────────────────────────────────────────────────

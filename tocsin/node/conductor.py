@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from tocsin.flow import claim, workflows
 from tocsin.flow.claim import THE_BEGINNING, Share
 from tocsin.flow.report import Ending, report
+from tocsin.flow.shared.failed import Failed
 from tocsin.flow.shared.lanes import LaneBook, LaneKey
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Key, Stop
@@ -19,7 +20,7 @@ from tocsin.flow.workflows import Head
 from tocsin.model.targets import WORKFLOW_POOL
 from tocsin.model.workflow import CONDUCTOR
 from tocsin.node.loop import Loop
-from tocsin.store.db import Database
+from tocsin.store.db import Database, is_transient
 from tocsin.telemetry import get_logger
 from tocsin.wire import Finished
 
@@ -47,6 +48,7 @@ class Conductor(Loop):
         self.on_replace: Callable[[Collection[Key]], None] = lambda jobs: None
         self._rng = random.Random()
         self._lane: int | None = None
+        self._failed = Failed()
 
     async def run_once(self) -> float:
         due_in = await self._claim()
@@ -87,10 +89,12 @@ class Conductor(Loop):
         """Do what workflow runs want done; whether something was."""
         ended: list[Finished] = []
         worked, failed = False, None
-        for head in await workflows.wanting(self._db):
+        for head in await workflows.wanting(self._db, self._failed):
             try:
                 worked |= await self._turn(head, ended)
             except Exception as error:  # one that cannot go on does not keep the others back
+                if not is_transient(error):
+                    self._failed.add(head.key)
                 log.warning("workflow run cannot go on", run=head.key.id, wants=head.what, error=str(error))
                 failed = failed or error
         if ended:

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from tocsin.flow import control, events, fleet, partitions, plan, reap, replan, servers, sweep
 from tocsin.flow.report import Ending, report
+from tocsin.flow.shared.failed import Failed
 from tocsin.flow.shared.specs import SpecBook
 from tocsin.flow.shared.transitions import Hint, Key, Stop
 from tocsin.model.retry import loss_spread
@@ -192,7 +193,7 @@ class Follower(Loop):
         super().__init__()
         self._db = db
         self._hint = hint
-        self._failed = replan.Failed()
+        self._failed = Failed()
 
     async def run_once(self) -> float:
         wave = await replan.follow(self._db, self._failed)

@@ -21,11 +21,15 @@ class Unfolder(Loop):
     def __init__(self, db: Database, parcels: Parcels, tell: Callable[[Iterable[Hint]], None]) -> None:
         super().__init__()
         self._db, self._parcels, self._tell = db, parcels, tell
+        self._after: str | None = None  # where to look on among the nodes
         self.on_heads: Callable[[], None] = lambda: None  # a workflow run may have come to its end
 
     async def run_once(self) -> float:
-        done = await unfold(self._db, self._parcels)
+        done = await unfold(self._db, self._parcels, self._after)
+        self._after = done.after
         self._tell(done.hints)
         if done.heads:
             self.on_heads()
-        return 0.0 if done.nodes else _PAUSE
+        if done.error is not None:
+            raise done.error
+        return 0.0 if done.nodes or done.after else _PAUSE
