@@ -16,6 +16,7 @@ from tests import s3
 from tests.conftest import Api
 from tests.flow.kit import PROCESS, Scene, WorkerHand, told
 from tests.flow.old import Old
+from tests.flow.test_lanes import whole_pass
 from tests.flow.town import House, Town, key_of
 from tocsin.errors import Unavailable
 from tocsin.failpoints import NO_FAILPOINTS, Failpoints, InjectedFault
@@ -93,9 +94,8 @@ async def test_no_trace_is_left_and_nobody_else_is_touched(town: Town) -> None:
 
     # What is shared by all who need the same of a worker goes when every server has heard of it.
     assert await town.traces() == ["lanes"]
-    await town.scene.sql.execute("update lanes set retired_at = retired_at - interval '1 hour'")
-    await town.scene.sql.execute("update erasures set looked_at = now() - interval '2 hours'")
-    await town.go_on()
+    for _ in range(2):
+        await whole_pass(town.scene)
     assert await town.traces() == []
     assert {table: rows for table, rows in (await town.acme.everything()).items() if rows} == {}
     for folder in erase.folders(town.acme.id):
@@ -367,12 +367,13 @@ async def test_an_object_that_somebody_removed_meanwhile_is_removed_again(town: 
     [shared] = [row["object"] for row in await town.scene.rows(loose)]
     await town.scene.sql.execute("update log_segments set replaced_at = now()")
     await town.scene.sql.execute("insert into log_garbage values ($1, now() - interval '1 second')", shared)
+    [due] = await town.scene.db.fetch("engine", compact.SQL["due"], 1)
 
     async def read_and_lose(key: str) -> bytes | None:
         data = await read(key)
         if key == shared:
             await objects.delete(key)
-            await town.scene.db.fetch("engine", compact.SQL["forget"], key)
+            await town.scene.db.fetch("engine", compact.SQL["forget"], key, due["due_at"])
         return data
 
     objects.read = read_and_lose  # type: ignore[method-assign]
@@ -430,38 +431,9 @@ async def test_a_lane_that_is_retired_is_taken_back_into_use_by_whoever_asks(sce
     await ask(scene)
     for _ in range(2):
         await go_on(scene)
+    await whole_pass(scene)
     assert await scene.rows(lane, target["function"]) == []
     await scene.node.lanes.forget_removed()
     made = await scene.job(target=target)
     [after] = await scene.rows(lane, target["function"])
     assert after == before == await scene.row("select lane_id from jobs where id = $1", made["id"])
-
-
-async def test_a_lane_goes_when_nobody_goes_through_it_and_everybody_has_heard(scene: Scene, acme: Api) -> None:
-    target = {"kind": "python", "function": f"once.f{uuid.uuid4().hex}"}
-    await scene.job(acme, target=target)
-    await ask(scene)
-    for _ in range(2):
-        await go_on(scene)
-    lanes = "select retired_at is not null as retired from lanes where function = $1"
-
-    async def look_back() -> list[bool]:
-        await scene.sql.execute("update erasures set looked_at = now() - interval '2 hours'")
-        await go_on(scene)
-        return [row["retired"] for row in await scene.rows(lanes, target["function"])]
-
-    async def retire() -> None:
-        earlier = "update lanes set retired_at = now() - interval '1 hour' where function = $1"
-        await scene.sql.execute(earlier, target["function"])
-
-    assert await look_back() == [True], "not everybody has heard of it"
-    made = await scene.job(target=target)
-    await retire()
-    assert await look_back() == [False], "somebody had not, and sent one through it"
-    await scene.sql.execute("delete from jobs where id = $1", made["id"])
-    await retire()
-    older = "insert into servers (id, name, version, newest_migration) values (gen_random_uuid(), 'old', '0', $1)"
-    await scene.sql.execute(older, "0075_erasures")
-    assert await look_back() == [True], "a server of the release before never hears"
-    await scene.sql.execute("delete from servers")
-    assert await look_back() == []

@@ -292,6 +292,37 @@ async def test_a_feed_that_is_not_renewed_is_closed_with_all_that_is_in_it(scene
     assert not (await ear.look()).follows(before), "it is another feed: there was a gap"
 
 
+async def test_feeds_are_closed_and_trimmed_some_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one statement deletes does not grow with the number of feeds, nor with what is in them."""
+    monkeypatch.setattr(events, "_FEEDS", 2)
+    monkeypatch.setattr(events, "_MOST_TRIMMED", 4)
+    await scene.sql.execute("insert into tenants (slug) select 'feed-' || i from generate_series(1, 10) as i")
+    await scene.sql.execute(
+        "insert into event_feeds (tenant_id, since, open_until)"
+        " select id, 1, now() + case when id % 2 = 0 then interval '1 hour' else interval '-1 second' end"
+        "  from tenants where slug like 'feed-%'"
+    )
+    await scene.sql.execute(
+        "insert into events (tenant_id, xid, at, subject, changes)"
+        " select tenant_id, 1 + i, now() - interval '11 minutes', 'run', '[]'"
+        "  from event_feeds, generate_series(1, 3) as i"
+    )
+    await scene.sql.execute(
+        "create table most (rows bigint); grant all on most to public;"
+        "create function count_rows() returns trigger language plpgsql security definer set search_path = tocsin as $$"
+        " begin insert into most select count(*) from gone; return null; end $$;"
+        "create trigger count_rows after delete on events referencing old table as gone"
+        " for each statement execute function count_rows()"
+    )
+    try:
+        await events.tidy(scene.db)
+        assert await scene.value("select max(rows) from most") == 6, "two feeds that close, with three rows each"
+        assert await scene.value("select count(*) from events") == 0
+        assert await scene.value("select count(*) from event_feeds") == 5
+    finally:
+        await scene.sql.execute("drop trigger count_rows on events; drop function count_rows; drop table most")
+
+
 async def test_a_feed_with_the_numbers_of_another_cluster_is_closed(scene: Scene, ear: Ear) -> None:
     await scene.sql.execute("update event_feeds set since = since + 1000000")
     assert (await ear.look()).mark is None

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Api
 from tests.flow.kit import Scene
-from tocsin.flow import erase, retire
+from tocsin.flow import retire
 from tocsin.flow.shared import lanes
 from tocsin.flow.shared.lanes import LaneBook, LaneKey
 from tocsin.model.resources import Amounts
@@ -236,6 +236,20 @@ async def test_a_pass_goes_page_by_page(scene: Scene, monkeypatch: pytest.Monkey
     assert not await retire.turn(scene.db), "the next pass is to come"
 
 
+async def test_no_lane_is_removed_while_a_server_of_an_older_release_lives(scene: Scene) -> None:
+    name = function()
+    job = await scene.job(target={"kind": "python", "function": name})
+    await scene.sql.execute("delete from jobs where id = $1", job["id"])
+    older = "insert into servers (id, name, version, newest_migration) values (gen_random_uuid(), 'old', '0', '0119_x')"
+    await scene.sql.execute(older)
+    for _ in range(2):
+        await whole_pass(scene)
+    assert await lane(scene, name) == "retired", "it never hears that the lane is retired"
+    await scene.sql.execute("delete from servers where name = 'old'")
+    await whole_pass(scene)
+    assert await lane(scene, name) == "gone"
+
+
 async def test_the_lane_of_workflow_runs_is_never_retired(scene: Scene) -> None:
     """The conductor knows it by its id."""
     conductor = scene.node.conductor
@@ -243,7 +257,6 @@ async def test_the_lane_of_workflow_runs_is_never_retired(scene: Scene) -> None:
     await conductor.run_once()
     for _ in range(3):
         await whole_pass(scene)
-    await scene.sql.execute(erase.SQL["retire_lanes"])
     assert await scene.value("select count(*) from lanes where id = $1 and retired_at is null", conductor._lane) == 1
 
 

@@ -31,7 +31,7 @@ from tocsin.flow.shared.segments import (
 )
 from tocsin.model.ids import instant_of, lowest_id, new_id
 from tocsin.store.db import Connection, Database, Row, Sql, columns
-from tocsin.store.objects import ObjectStore
+from tocsin.store.objects import ObjectStore, each
 from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
@@ -222,17 +222,17 @@ def _follows(whole: Part, part: Part) -> bool:
 
 
 async def clean(db: Database, objects: ObjectStore) -> int:
-    """Remove objects whose time has come; answers how many. Those with segments that are not replaced stay."""
-    rows = await db.fetch("engine", SQL["due"], _MOST_GARBAGE)
-    needed = [row["object"] for row in rows if row["needed"]]
-    if needed:
-        await db.fetch("engine", SQL["keep"], needed)
-    for row in rows:
-        if not row["needed"]:
-            await objects.delete(row["object"])
-            await _pass(db, "removed")
-            await db.fetch("engine", SQL["forget"], row["object"])
-    return len(rows) - len(needed)
+    """Remove some objects whose time has come; answers how many. Those with segments that are not replaced stay. Raises
+    if one could not be removed; the others are, and it is tried again later."""
+    due = [row for row in await db.fetch("engine", SQL["due"], _MOST_GARBAGE) if not row["needed"]]
+
+    async def remove(row: Row) -> None:
+        await objects.delete(row["object"])
+        await _pass(db, "removed")
+        await db.fetch("engine", SQL["forget"], row["object"], row["due_at"])
+
+    await each(remove, due)
+    return len(due)
 
 
 async def sweep(db: Database, objects: ObjectStore) -> int:
@@ -246,8 +246,7 @@ async def sweep(db: Database, objects: ObjectStore) -> int:
         async for keys in objects.pages(folder):
             made = [(key, at) for key in keys if (at := made_at(key)) is not None and at < before]
             strays = await db.fetch("engine", SQL["unnamed"], *columns(made, 2))
-            for some in _batches(strays):
-                await asyncio.gather(*(objects.delete(row["object"]) for row in some))
+            await each(objects.delete, [row["object"] for row in strays])
             gone += len(strays)
     return gone
 

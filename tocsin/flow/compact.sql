@@ -69,17 +69,28 @@ select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
     on conflict (object) do update set due_at = excluded.due_at
 
 -- :name due
-select g.object,
-       exists (select from log_segments s where s.object = g.object and s.replaced_at is null) as needed
-  from log_garbage g
- where g.due_at < now()
- order by g.due_at
- limit $1
+-- Up to $1 objects whose time has come. Those in which others' segments are not compacted yet stay. Each is put off before
+-- somebody tries to delete it: one that storage refuses to delete holds up none of those behind it. By less than the ten
+-- minutes of `use`: nobody takes it into use meanwhile.
+with due as materialized (
+    select g.ctid as place,
+           exists (select from log_segments s where s.object = g.object and s.replaced_at is null) as needed
+      from log_garbage g
+     where g.due_at < now()
+     order by g.due_at
+     limit $1
+       for update of g skip locked
+)
+update log_garbage g
+   set due_at = now() + case when d.needed then interval '1 hour' else interval '5 minutes' end
+  from due d
+ where g.ctid = d.place
+returning g.object, g.due_at, d.needed
 
 -- :name forget
--- The object is gone; unless somebody is just writing it anew, who has put it off (flow/erase.py).
+-- The object is gone; unless somebody is just writing it anew, who has put it off since ($2; flow/erase.py).
 with segments as (delete from log_segments where object = $1 and replaced_at is not null)
-delete from log_garbage where object = $1 and due_at < now()
+delete from log_garbage where object = $1 and due_at = $2
 
 -- :name unnamed
 -- Of these objects, with when they were made, those that nothing names. Before there were segments, and for as long after
@@ -89,10 +100,6 @@ select o.object
  where o.made > (select m.applied_at + interval '1 day' from migrations m where m.name = '0032_log_segments')
    and not exists (select from log_segments s where s.object = o.object)
    and not exists (select from log_garbage g where g.object = o.object)
-
--- :name keep
--- Others in it are not compacted yet.
-update log_garbage set due_at = now() + interval '1 hour' where object = any($1::text[])
 
 -- :name hot_days
 -- Of tenants whose runs leave the database at all, and that are not erased.

@@ -38,7 +38,7 @@ STOP_SECONDS = 60.0  # that workers have to prove that they stopped
 SETTLE_SECONDS = 60.0  # without a trace: no call, and no turn of a loop, takes longer
 _SOON, _RARELY = 2.0, 30.0  # seconds until the next turn, with and without something to do
 _REMEMBERED = 3 * 86_400.0
-_RETIRED = 600.0  # seconds after which lanes go; every server looks for those every half minute
+_TENANTS = 50  # in one turn, during which nobody archives
 _WAVE = 10_000  # rows in one transaction, which takes a fraction of a second
 _AT_ONCE = 50  # objects
 # Where a test may end it, in this order.
@@ -112,18 +112,21 @@ async def turn(
     """Go on with what there is to erase, as far as it goes without waiting. What cannot be done for one tenant keeps
     nothing of another's back."""
     stops: list[Stop] = []
+    failed: Exception | None = None
     if not await db.fetchval("engine", SQL["under_way"]):
         return Turn(stops, _RARELY)
     # Not while another server archives: a file that is just being made of a tenant's rows would outlive them.
     async with turns.turn(db, "erase", "archive", "shelve", "publish", lock_timeout="2s") as owner:
-        for row in await owner.fetch(SQL["due"]) if owner else ():
+        for row in await owner.fetch(SQL["due"], _TENANTS) if owner else ():
             erasure = _Erasure(db, objects, owner, row)
             try:
                 stops += await erasure.go_on(stop_seconds, settle_seconds)
             except Exception as error:
-                if not is_transient(error):
-                    raise
-                log.warning("a tenant cannot be erased yet", tenant_id=row["tenant_id"], error=str(error))
+                why = f"{type(error).__name__}: {error}"
+                log.warning("a tenant cannot be erased yet", tenant_id=row["tenant_id"], error=why)
+                failed = failed if is_transient(error) else failed or error
+    if failed is not None and not stops:
+        raise failed
     return Turn(stops, _SOON)
 
 
@@ -219,7 +222,6 @@ class _Erasure:
 
     async def _finish(self) -> None:
         row = self._row
-        await self._owner.execute(SQL["retire_lanes"])
         async with self._owner.transaction():
             gone = dict(await self._owner.fetchrow(SQL["erased"], self._tenant_id))
             await self._owner.execute(SQL["forget_duties"], self._tenant_id)
@@ -231,8 +233,6 @@ class _Erasure:
     async def _look_back(self, found: int) -> None:
         if found:
             log.warning("something of an erased tenant came late, and is gone", tenant=self._row["slug"], found=found)
-        await self._owner.execute(SQL["forget_lanes"], _RETIRED)
-        await self._owner.execute(SQL["use_lanes"], _RETIRED)
         await self._owner.execute(SQL["forget_erasure"], self._tenant_id, _REMEMBERED)
 
     async def _point(self, name: str) -> None:

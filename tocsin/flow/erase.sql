@@ -21,10 +21,15 @@ update tenants set suspended_at = coalesce(suspended_at, now()) where id = $1
 update api_keys set revoked_at = now() where tenant_id = $1 and revoked_at is null
 
 -- :name due
--- Erasures under way, the oldest first; and once an hour those that are over, for what came late.
-select e.* from erasures e
- where e.state <> 'erased' or e.looked_at < now() - interval '1 hour'
- order by e.asked_at, e.tenant_id
+-- Erasures under way, and once an hour those that are over, for what came late; up to $1, those first that were looked at
+-- longest ago. Noted before it is tried: what fails comes back after all others.
+with due as materialized (
+    select e.tenant_id from erasures e
+     where e.state <> 'erased' or e.looked_at < now() - interval '1 hour'
+     order by e.looked_at nulls first, e.asked_at, e.tenant_id
+     limit $1
+)
+update erasures e set looked_at = now() from due d where e.tenant_id = d.tenant_id returning e.*
 
 -- :name under_way
 select exists (select from erasures e where e.state <> 'erased' or e.looked_at < now() - interval '1 hour')
@@ -108,7 +113,7 @@ select count(*) from gone
 -- :name looked
 -- Answers for how many seconds there was nothing of it.
 update erasures e
-   set looked_at = now(), empty_since = case when $2 then null else coalesce(e.empty_since, now()) end
+   set empty_since = case when $2 then null else coalesce(e.empty_since, now()) end
  where e.tenant_id = $1
 returning coalesce(extract(epoch from now() - e.empty_since), 0)::float8
 
@@ -117,28 +122,6 @@ returning coalesce(extract(epoch from now() - e.empty_since), 0)::float8
 with lanes_made as (update lanes l set made_by = null where l.made_by = $1),
 keys as (update api_keys k set serves = array_remove(k.serves, $1::int) where $1 = any(k.serves))
 update workers w set serves = array_remove(w.serves, $1::int) where $1 = any(w.serves)
-
--- :name unused
--- Of lanes.
-not (exists (select from jobs j where j.lane_id = l.id) or exists (select from runs r where r.lane_id = l.id))
-
--- :name retire_lanes
--- Those that nobody goes through now: the names of functions and labels in them may have been the tenant's own. That of
--- workflow runs stays: the servers know it by its id.
-update lanes l set retired_at = now() where l.retired_at is null and l.pool <> 'workflows' and
--- :include unused
-
--- :name forget_lanes
--- After $1 seconds, by when every server has looked; those of the release before do not.
-delete from lanes l
- where l.retired_at < now() - $1 * interval '1 second'
-   and not exists (select from servers where newest_migration < '0076' and seen_at > now() - interval '1 minute') and
--- :include unused
-
--- :name use_lanes
--- Others, which a server has sent somebody through before it looked.
-update lanes l set retired_at = null where l.retired_at < now() - $1 * interval '1 second' and not
--- :include unused
 
 -- :name forget_tenant
 delete from tenants where id = $1

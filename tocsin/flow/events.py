@@ -20,6 +20,8 @@ from tocsin.wire import CircuitEvent, JobEvent, RunEvent
 SQL = Sql(__file__)
 OPEN_SECONDS = 600.0  # a feed stays open so long after it was last renewed
 _KEPT_SECONDS, _KEPT_ROWS = 600.0, 50_000
+_FEEDS = 10  # that are closed or trimmed in one statement, each with some 50,000 rows
+_MOST_TRIMMED = 200_000  # rows, in one statement
 _PAGE = 100  # rows, of up to a hundred changes each
 _read_changes = msgspec.json.Decoder(list[list[Any]]).decode
 _EVENT_ID = re.compile(r"(\d{1,10})-(\d{1,18})-(\d{1,18})-(\d{1,9})", re.ASCII)
@@ -97,8 +99,13 @@ async def read(db: Database, places: Mapping[int, Position]) -> dict[int, Readin
 
 async def tidy(db: Database) -> None:
     """Close feeds that nobody listens to any more, and drop what is old or too much."""
-    await db.fetch("engine", SQL["close"])
-    await db.fetch("engine", SQL["trim"], _KEPT_SECONDS, _KEPT_ROWS)
+    while await db.fetchval("engine", SQL["close"], _FEEDS) == _FEEDS:
+        pass
+    behind: int | None = 0
+    while behind is not None:
+        kept = _KEPT_SECONDS, _KEPT_ROWS
+        page = await db.fetchrow("engine", SQL["trim"], *kept, behind, _FEEDS, _MOST_TRIMMED)
+        behind = behind if page["more"] else page["last"]
 
 
 def _reading(rows: list[Row]) -> Reading:

@@ -35,22 +35,30 @@ select w.tenant_id, f.mark, f.since, s.horizon, e.xid, e.seq, e.at, e.subject, e
  order by w.tenant_id, e.xid, e.seq
 
 -- :name close
--- Feeds that nobody has renewed, with all that is in them; and those whose numbers are another cluster's, which a
--- restored dump brings along.
-with closed as (
-    delete from event_feeds
-     where open_until < now() or since > pg_current_xact_id()::text::bigint
-    returning tenant_id
+-- Feeds that nobody has renewed, $1 at most, with all that is in them; and those whose numbers are another cluster's, which
+-- a restored dump brings along. Answers how many.
+with due as materialized (
+    select f.tenant_id from event_feeds f
+     where f.open_until < now() or f.since > pg_current_xact_id()::text::bigint
+     limit $1
+       for update skip locked
+), closed as (
+    delete from event_feeds f where f.tenant_id = any(array(select d.tenant_id from due d))
+    returning f.tenant_id
+), gone as (
+    delete from events e where e.tenant_id = any(array(select c.tenant_id from closed c))
 )
-delete from events where tenant_id = any(array(select tenant_id from closed))
+select count(*)::int from closed
 
 -- :name trim
--- What is older than $1 seconds, and what is more than $2 rows, by whole transactions. One node does it, others pass.
+-- Of the $4 feeds behind $3: what is older than $1 seconds, and what is more than $2 rows, by whole transactions. One node
+-- does it, others pass. Answers the last feed, and whether more than $5 rows were to go: the rest is to be asked for again.
 with feed as materialized (
     select f.tenant_id, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as horizon
       from event_feeds f
-     where f.since is not null
+     where f.since is not null and f.tenant_id > $3
      order by f.tenant_id
+     limit $4
        for update skip locked
 ),
 cut as materialized (
@@ -69,19 +77,21 @@ cut as materialized (
              order by e.xid desc, e.seq desc
             offset $2 limit 1) many on true
 ),
--- What is more than so many rows stays for the next time, and nobody reads it any more.
+-- What is left for the next time nobody reads any more.
 old as materialized (
     select e.place
       from cut c
      cross join lateral (
-            select e.ctid as place from events e
-             where e.tenant_id = c.tenant_id and e.xid <= c.xid
-             limit 200000) e
+            select e.ctid as place from events e where e.tenant_id = c.tenant_id and e.xid <= c.xid limit $5) e
+     limit $5
 ),
 gone as (
     delete from events e using old o where e.ctid = o.place
+),
+begun as (
+    update event_feeds f
+       set since = greatest(f.since, c.xid)
+      from cut c
+     where f.tenant_id = c.tenant_id and c.xid is not null
 )
-update event_feeds f
-   set since = greatest(f.since, c.xid)
-  from cut c
- where f.tenant_id = c.tenant_id and c.xid is not null
+select (select max(f.tenant_id) from feed f) as last, (select count(*) from old) >= $5 as more

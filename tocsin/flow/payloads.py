@@ -21,8 +21,8 @@ from tocsin.errors import ApiProblem, NotFound
 from tocsin.flow.shared.parcels import Parcels
 from tocsin.flow.shared.sealing import DataKeys, args_context
 from tocsin.model.packed import LARGE, Packed
-from tocsin.store.db import Database, Sql, columns
-from tocsin.store.objects import ObjectStore
+from tocsin.store.db import Database, Row, Sql, columns
+from tocsin.store.objects import ObjectStore, each
 from tocsin.store.vault import MasterKeys, seal, unseal
 
 SQL = Sql(__file__)
@@ -167,14 +167,14 @@ def _nowhere() -> NotFound:
 
 async def clean(db: Database, objects: ObjectStore) -> int:
     """Look at some of those who need objects, and at some objects; those that nobody needs go. Answers how many of
-    either were looked at: then there may be more. Whoever is interrupted is followed by the next turn."""
+    either were looked at: then there may be more. Whoever is interrupted is followed by the next turn. Raises if an
+    object could not be deleted; the others are, and it is tried again later."""
     looked_at = int(await db.fetchval("engine", SQL["review_uses"], _MOST_USES))
     due = await db.fetch("engine", SQL["due"], _MOST_OBJECTS)
-    needed = [(row["tenant_id"], row["object"]) for row in due if row["needed"]]
-    if needed:
-        await db.fetch("engine", SQL["keep"], *columns(needed, 2))
-    for row in due:
-        if not row["needed"]:
-            await objects.delete(row["object"])
-            await db.fetch("engine", SQL["forget"], row["tenant_id"], row["object"])
+
+    async def remove(row: Row) -> None:
+        await objects.delete(row["object"])
+        await db.fetch("engine", SQL["forget"], row["tenant_id"], row["object"], row["look_at"])
+
+    await each(remove, [row for row in due if not row["needed"]])
     return looked_at + len(due)

@@ -61,23 +61,24 @@ with due as materialized (
 select count(*) from judged
 
 -- :name due
--- Objects whose time to be looked at has come. What a court or an auditor may ask for stays.
-select p.tenant_id, p.object,
-       exists (select from payload_uses u where u.tenant_id = p.tenant_id and u.object = p.object)
-       or coalesce((select t.legal_hold from tenants t where t.id = p.tenant_id), false) as needed
-  from payloads p
- where p.look_at < now()
- order by p.look_at
- limit $1
-
--- :name keep
+-- Up to $1 objects whose time to be looked at has come. What a court or an auditor may ask for stays. Each is put off before
+-- somebody tries to delete it: one that storage refuses to delete holds up none of those behind it.
+with due as materialized (
+    select p.ctid as place,
+           exists (select from payload_uses u where u.tenant_id = p.tenant_id and u.object = p.object)
+           or coalesce((select t.legal_hold from tenants t where t.id = p.tenant_id), false) as needed
+      from payloads p
+     where p.look_at < now()
+     order by p.look_at
+     limit $1
+       for update of p skip locked
+)
 update payloads p
-   set look_at = now() + interval '1 day'
-  from unnest($1::int[], $2::text[]) as k(tenant_id, object)
- cross join lateral (
-        select f.ctid as place from payloads f where f.tenant_id = k.tenant_id and f.object = k.object limit 1) f
- where p.ctid = f.place
+   set look_at = now() + case when d.needed then interval '1 day' else interval '1 hour' end
+  from due d
+ where p.ctid = d.place
+returning p.tenant_id, p.object, p.look_at, d.needed
 
 -- :name forget
--- The object is gone.
-delete from payloads where tenant_id = $1 and object = $2 and look_at < now()
+-- The object is gone; unless somebody has put it off since ($3).
+delete from payloads where tenant_id = $1 and object = $2 and look_at = $3

@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta
 from uuid import UUID
 
 from tocsin.clock import EPOCH
+from tocsin.errors import Unavailable
 from tocsin.model.ids import instant_of, lowest_id
 from tocsin.store.db import Database, Row, Sql, columns, connect
 from tocsin.store.objects import ObjectStore
@@ -18,6 +19,7 @@ _WAVE = 1_000
 _TENANTS = 500
 _JOBS = 10_000
 _LINES = 100_000  # of logs, in one transaction
+_AWAY = 10  # tenants in a row, each refused by storage
 _LAST_TENANT, _LAST_ID = 2**31 - 1, str(UUID(int=2**128 - 1))
 
 
@@ -40,16 +42,46 @@ async def _expire(step: Callable[[int, int, int], Awaitable[Row]]) -> None:
 async def remove(db: Database, objects: ObjectStore) -> int:
     """Let files go that nobody reads any more; answers how many. First the objects, then what the catalogue says of
     them: whoever is interrupted is followed by the next turn."""
-    gone = 0
+    removal = _Removal(objects)
     last: tuple[int, date, str] = (0, date.min, "")
     while wave := await db.fetch("engine", SQL["expired"], _WAVE, *last):
         for row in wave:
-            if not row["held"]:
-                await objects.delete(row["object"])
+            if not row["held"] and await removal.remove(row):
                 await db.fetch("engine", SQL["forget"], row["tenant_id"], row["day"], row["object"])
-                gone += 1
         last = wave[-1]["tenant_id"], wave[-1]["day"], wave[-1]["object"]
-    return gone
+    return removal.end()
+
+
+class _Removal:
+    """Removes objects, tenant after tenant. A tenant of which storage refuses to remove one keeps no other tenant's
+    back. When it refuses several tenants in a row, it is taken to be away, and the turn ends."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._refused: dict[int, Unavailable] = {}  # by tenant
+        self._in_a_row = self._gone = 0
+
+    async def remove(self, row: Row) -> bool:
+        """Whether it is gone. Of a tenant that was refused one, the others wait for the next turn."""
+        if row["tenant_id"] in self._refused:
+            return False
+        try:
+            await self._objects.delete(row["object"])
+        except Unavailable as problem:
+            self._refused[row["tenant_id"]] = problem
+            self._in_a_row += 1
+            if self._in_a_row >= _AWAY:
+                raise
+            return False
+        self._in_a_row = 0
+        self._gone += 1
+        return True
+
+    def end(self) -> int:
+        """How many went; raises if one could not go."""
+        for problem in self._refused.values():
+            raise problem
+        return self._gone
 
 
 async def expire_audit(db: Database, objects: ObjectStore, audit_days: int) -> int:
@@ -58,16 +90,14 @@ async def expire_audit(db: Database, objects: ObjectStore, audit_days: int) -> i
     owner = await connect(db.url, "owner", lock_timeout="2s")
     try:
         await _expire(lambda *wave: owner.fetchrow(SQL["expire_audit"], audit_days, *wave))
-        gone, last = 0, (0, 0)
+        removal, last = _Removal(objects), (0, 0)
         while wave := await owner.fetch(SQL["expired_audit"], _WAVE, *last):
             for row in wave:
-                if row["object"] is not None and not row["held"]:
-                    await objects.delete(row["object"])
+                if row["object"] is not None and not row["held"] and await removal.remove(row):
                     await owner.execute(SQL["note_audit"], row["tenant_id"], row["first_seq"])
-                    gone += 1
             await owner.execute(SQL["forget_audit"], sorted({row["tenant_id"] for row in wave}))
             last = wave[-1]["tenant_id"], wave[-1]["first_seq"]
-        return gone
+        return removal.end()
     finally:
         await owner.close()
 

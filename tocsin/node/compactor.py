@@ -35,15 +35,22 @@ class Compactor(Loop):
         done = 0
         for tenant_id in tenants:
             done += await self._compact(tenant_id)
-        done += await compact.clean(self._db, self._objects)
-        done += await payloads.clean(self._db, self._objects)
-        await self._sweep()
+        # One of them that fails does not keep the others from their turn.
+        failed: Exception | None = None
+        for step in (compact.clean, payloads.clean, self._sweep):
+            try:
+                done += await step(self._db, self._objects)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return 0.0 if done else self._rng.uniform(0.5, 1.5) * _PAUSE
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, db: Database, objects: ObjectStore) -> int:
         if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
             self._swept_at = time.monotonic()
-            await compact.sweep(self._db, self._objects)
+            await compact.sweep(db, objects)
+        return 0
 
     async def _compact(self, tenant_id: int) -> int:
         """What cannot be read of one tenant's keeps nothing of the others' back."""

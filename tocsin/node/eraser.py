@@ -11,6 +11,8 @@ from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 from tocsin.store.objects import ObjectStore
 
+_NEXT_PAGE = 2.0  # seconds between two pages of the search for lanes that nobody uses
+
 
 class Eraser(Loop):
     """Every half minute: is anybody to be erased, and which lanes does nobody use? Every other second while somebody is
@@ -30,8 +32,8 @@ class Eraser(Loop):
 
     async def run_once(self) -> float:
         await self._lanes.forget_removed()
-        await retire.turn(self._db)
+        more = await retire.turn(self._db)
         turn = await erase.turn(self._db, self._objects)
         if turn.stops:
             self._tell([], turn.stops)
-        return turn.pause
+        return min(turn.pause, _NEXT_PAGE) if more else turn.pause

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tocsin.errors import ObjectLost, SetupError, Unavailable
 from tocsin.telemetry import get_logger
 
 log = get_logger("objects")
+T = TypeVar("T")
 _PAGE = 1000  # keys
+_AT_ONCE = 16  # objects
 # What fails is tried again, but not for so long (the library's three minutes) that callers pile up behind a store that
 # is down; each try takes half a minute at most.
 _RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
@@ -123,6 +125,16 @@ class ObjectStore:
     def file(self, key: str) -> Path | None:
         """Where an object lies on this machine, if it does: then nobody need copy it."""
         return None if self.folder is None else self.folder / key
+
+
+async def each(do: Callable[[T], Awaitable[None]], items: Sequence[T]) -> None:
+    """Do the same with each of these, some at once. What one fails with is raised after the others are done."""
+    failed: BaseException | None = None
+    for start in range(0, len(items), _AT_ONCE):
+        done = await asyncio.gather(*map(do, items[start : start + _AT_ONCE]), return_exceptions=True)
+        failed = failed or next((one for one in done if one is not None), None)
+    if failed is not None:
+        raise failed
 
 
 def _refused(what: str, key: str, error: Exception) -> Unavailable:
