@@ -123,3 +123,15 @@ async def test_a_job_with_few_runs_is_cancelled_whole(scene: Scene) -> None:
     await cancel(scene, job)
     assert await scene.states(job) == [] and await control.go_on_cancelling(scene.db) is None
     assert await scene.value("select count(*) from holds") == 0
+
+
+async def test_the_end_of_a_one_time_run_lets_nothing_of_the_rest_start(scene: Scene) -> None:
+    """The end of a one-time job's run removes the hold of a pause. It must not remove that of a cancel under way."""
+    job = await scene.job(schedule={"delay": "1ms"})
+    await scene.ask(job, 8)
+    keys = await scene.taken(W, 1)
+    await cancel(scene, job)
+    await scene.end(W, end_of(keys[0], "cancelled"))
+    assert await scene.take() == []
+    await go_on(scene)
+    assert await scene.states(job) == [] and await scene.value("select count(*) from holds") == 0

@@ -136,7 +136,8 @@ select j.tenant_id, m.id, 1, j.id, j.version, true, 'skipped', m.reason, m.count
 
 -- :name complete_jobs
 -- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already. What held a
--- paused one goes with it: nobody can resume a completed job, and a retry of its run is to run.
+-- paused one goes with it: nobody can resume a completed job, and a retry of its run is to run. The hold of a job that is
+-- cancelled in pieces stays until its last piece.
 completed as (
     update jobs j
        set state = 'completed', ended_at = now(), updated_at = now()
@@ -151,6 +152,7 @@ unheld as (
      cross join lateral (
             select f.ctid as place from holds f where f.tenant_id = e.tenant_id and f.job_id = e.job_id limit 1) f
      where e.once and h.ctid = f.place
+       and not exists (select from cancels c where c.tenant_id = e.tenant_id and c.job_id = e.job_id)
 )
 
 -- :name record_ended
