@@ -23,6 +23,7 @@ from tocsin.flow import archive
 from tocsin.flow.shared.cold import COLUMNS
 from tocsin.model.ids import new_id
 from tocsin.store.db import connect
+from tocsin.store.objects import Refusals
 from tocsin.store.parquet import File
 from tocsin.telemetry import ARCHIVE_LAG
 
@@ -314,6 +315,31 @@ async def test_the_next_turn_repairs_what_a_crash_left_of_a_tenants_part(old: Ol
     assert await two.told() == two.before and await two.own() == 0
     stored = list((tmp_path / "objects").rglob("*.parquet"))
     assert len(stored) == await old.scene.value("select count(*) from archives") == 1
+
+
+async def test_a_tenant_whose_file_storage_refuses_keeps_nothing_else_back(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = await Two.make(old)
+    theirs, before = await old.hot() - await two.own(), await two.told()
+    objects = old.scene.node.objects
+    put = objects.put
+    other = await old.scene.value("select id from tenants where slug = 'other'")
+
+    async def refuse(key: str, data: bytes, *, durable: bool = False) -> None:
+        if key.startswith(f"history/{other}/"):
+            raise Unavailable("object storage refused a write")
+        await put(key, data, durable=durable)
+
+    with monkeypatch.context() as today:
+        today.setattr(objects, "put", refuse)
+        assert await old.archive() == [DAY]
+        assert await two.own() == 0 and await old.hot() == theirs > 0
+        today.setattr(Refusals, "MOST", 1)
+        with pytest.raises(Unavailable):
+            await old.archive()
+    assert await two.told() == before
+    assert await old.archive() == [DAY] and await old.hot() == 0
 
 
 async def test_what_cannot_be_archived_of_one_tenant_keeps_nothing_else_back(

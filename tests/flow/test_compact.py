@@ -287,7 +287,41 @@ async def check_runs(scene: Scene, wanted: dict[str, list[str]]) -> None:
         found = await pages(scene, "/v1/logs/search", "cursor", run=run_id, limit=7)
         assert [line["text"] for line in found] == texts
         [told] = await logs.look(scene.db, scene.node.objects, [(1, run_id)])
-        assert told.ended and told.last == (1, len(texts))
+        assert told is not None and told.ended and told.last == (1, len(texts))
+
+
+async def test_a_page_of_old_segments_reads_those_of_one_tenant(scene: Scene) -> None:
+    """Not a page of each tenant, to keep one of them."""
+    await scene.sql.execute("insert into tenants (slug) select 'old-' || i from generate_series(1, 20) as i")
+    await scene.sql.execute(
+        "insert into log_segments (tenant_id, id, object, position, bytes, lines, raw_bytes, stored_bytes, first_at,"
+        "                          last_at, compacted)"
+        " select t.id, format('01900000-0000-7000-8000-%s', lpad(i::text, 12, '0'))::uuid, format('x/%s/%s', t.id, i),"
+        "        0, 1, 1, 1, 1, now(), now(), true"
+        "  from tenants t, generate_series(1, 10) as i where t.slug like 'old-%'"
+    )
+    await scene.sql.execute("analyze log_segments")
+    rows = await scene.rows("select id from tenants where slug like 'old-%' order by id")
+    upper, lower = str(uuid.UUID(int=2**128 - 1)), str(uuid.UUID(int=0))
+    async with scene.sql.transaction():
+        await scene.sql.execute("set local enable_seqscan = off; set local enable_bitmapscan = off")
+        found = await scene.sql.fetch(compact.SQL["listed"], rows[0]["id"], upper, lower, 5)
+        read = await scene.sql.fetchval(
+            "select coalesce(idx_tup_fetch, 0) + seq_tup_read from pg_stat_xact_user_tables"
+            " where relname = 'log_segments' and schemaname = 'tocsin'"
+        )
+    assert len(found) == read == 5
+    asked = {"tenants": 0, "pages": 0}
+    fetch = scene.db.fetch
+
+    async def counted(pool: Any, sql: str, *given: Any) -> Any:
+        asked["tenants"] += sql == compact.SQL["with_listed"]
+        asked["pages"] += sql == compact.SQL["listed"]
+        return await fetch(pool, sql, *given)
+
+    scene.db.fetch = counted  # type: ignore[method-assign]
+    assert await unlist(scene) == 0, "their objects are nowhere"
+    assert asked == {"tenants": 1, "pages": 40}
 
 
 async def test_old_lines_are_read_and_found_without_their_rows(

@@ -10,7 +10,7 @@ from tests.flow.kit import Scene
 from tocsin.errors import Unavailable
 from tocsin.flow import compact, erase, payloads, retention
 from tocsin.node.compactor import Compactor
-from tocsin.store.objects import ObjectStore
+from tocsin.store.objects import ObjectStore, Refusals
 
 
 class Refusing(ObjectStore):
@@ -98,7 +98,7 @@ async def test_a_tenant_whose_files_are_refused_keeps_no_others(scene: Scene, st
 
 async def test_storage_that_is_away_ends_a_turn_of_retention(scene: Scene, storage: Refusing) -> None:
     await scene.sql.execute(
-        "insert into tenants (slug) select 'away-' || i from generate_series(1, $1::int) as i", 2 * retention._AWAY
+        "insert into tenants (slug) select 'away-' || i from generate_series(1, $1::int) as i", 2 * Refusals.MOST
     )
     await scene.sql.execute(
         "insert into archives (tenant_id, day, object, rows, bytes, checksum, cold_at, expired_at)"
@@ -106,7 +106,7 @@ async def test_storage_that_is_away_ends_a_turn_of_retention(scene: Scene, stora
     )
     with pytest.raises(Unavailable):
         await retention.remove(scene.db, storage)
-    assert storage.refused == retention._AWAY
+    assert storage.refused == Refusals.MOST
 
 
 async def test_an_erasure_that_fails_keeps_no_other_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from tests.flow.kit import Scene, WorkerHand, told
 from tocsin.client import Event
 from tocsin.client.core import Call, Retries
 from tocsin.client.stream import Stream
+from tocsin.errors import Unavailable
 from tocsin.flow import logs
+from tocsin.model.ids import new_id
 from tocsin.node import tails as module
 from tocsin.node.assemble import Node
 from tocsin.node.server.app import build
@@ -168,7 +170,7 @@ async def test_a_run_that_has_ended_is_looked_at_once_however_long_its_follower_
     looks: list[int] = []
     look = logs.look
 
-    async def counted(db: Any, objects: Any, runs: Any) -> list[logs.Watched]:
+    async def counted(db: Any, objects: Any, runs: Any) -> list[logs.Watched | None]:
         looks.append(len(runs))
         return await look(db, objects, runs)
 
@@ -185,6 +187,30 @@ async def test_a_run_that_has_ended_is_looked_at_once_however_long_its_follower_
     assert not looks
     assert b"first" in await anext(stream) and b"over" in await anext(stream)
     await stream.aclose()
+
+
+async def test_a_run_whose_lines_storage_refuses_keeps_no_other_follower_waiting(
+    scene: Scene, worker: WorkerHand, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.ship(chunk(run, 0, "first"))
+    await worker.report(finished=[told(run)])
+    gone = new_id(await scene.now())
+
+    async def refused(db: Any, objects: Any, tenant_id: int, run_id: str, watched: Any) -> Any:
+        if run_id == gone:
+            raise Unavailable("object storage refused a read")
+        return watched
+
+    monkeypatch.setattr(logs, "_with_unlisted", refused)
+    who = await scene.who()
+    streams = [scene.node.tails.stream(who, run_id, None, None, None) for run_id in (gone, run["run_id"])]
+    for stream in streams:
+        await anext(stream)
+    await scene.node.tails.run_once()
+    assert b"unavailable" in await anext(streams[0])
+    assert b"first" in await anext(streams[1])
+    for stream in streams:
+        await stream.aclose()
 
 
 async def test_who_may_follow(scene: Scene, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from tocsin.errors import ServerFault
+from tocsin.errors import ServerFault, Unavailable
 from tocsin.flow.shared import cold
 from tocsin.flow.shared.turns import turn
 from tocsin.model.ids import lowest_id, new_id
 from tocsin.store.db import Connection, Database, Row, Sql, is_damage
-from tocsin.store.objects import ObjectStore
+from tocsin.store.objects import ObjectStore, Refusals
 from tocsin.store.parquet import File, Parquet, checksum, is_unreadable
 from tocsin.telemetry import ARCHIVE_LAG, get_logger
 
@@ -94,6 +94,7 @@ class _Day:
         self._day: date = table["day"]
         self._bounds = bounds(self._day)
         self._failed: set[int] = set()  # tenants
+        self._refusals = Refusals()
         self.behind = 0.0  # seconds that something should have gone ago, but could not
 
     async def archive(self, before: date) -> bool:
@@ -163,9 +164,12 @@ class _Day:
         """What is wrong with one tenant's rows, or with their file, is nothing to the others: they stay alone."""
         try:
             yield
+            self._refusals.passed()
         except Exception as error:
             if not (isinstance(error, ServerFault) or is_unreadable(error) or is_damage(error)):
-                raise
+                if not isinstance(error, Unavailable):
+                    raise
+                self._refusals.refused(error)
             self._failed.add(tenant_id)
             log.error("a tenant's day is not archived", tenant_id=tenant_id, day=str(self._day), why=str(error))
 

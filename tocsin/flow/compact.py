@@ -45,6 +45,7 @@ _FULL = 4 * 1024 * 1024  # bytes of lines in a segment
 _MOST_FRAME = 1024 * 1024
 _MOST_SEGMENTS = 512
 _AT_ONCE = 16
+_TENANTS = 500  # that one statement looks at
 _FEW = 3  # that are named
 _MOST_GARBAGE = 100
 _STRAY = timedelta(hours=1)  # no shipment is under way for so long
@@ -260,15 +261,25 @@ async def unlist(db: Database, objects: ObjectStore, hot_days: int) -> int:
     now = await db.read_clock()
     kept = await db.fetch("engine", SQL["hot_days"], hot_days)
     oldest = [(row["id"], lowest_id(max(EPOCH, now - timedelta(days=row["days"])))) for row in kept]
-    done, last = 0, (0, str(UUID(int=0)))
-    while rows := await db.fetch("engine", SQL["listed"], *columns(oldest, 2), *last, _MOST_SEGMENTS):
+    done = 0
+    for start in range(0, len(oldest), _TENANTS):
+        wave = oldest[start : start + _TENANTS]
+        for tenant_id, first in await db.fetch("engine", SQL["with_listed"], *columns(wave, 2)):
+            done += await _unlist_all(db, objects, tenant_id, first)
+    return done
+
+
+async def _unlist_all(db: Database, objects: ObjectStore, tenant_id: int, first: str) -> int:
+    """Those of one tenant that are older than `first`."""
+    done, last = 0, str(UUID(int=0))
+    while rows := await db.fetch("engine", SQL["listed"], tenant_id, first, last, _MOST_SEGMENTS):
         for row in rows:
             try:
                 done += await _unlist(db, objects, row)
             except Unavailable as problem:
                 # It keeps nothing of the others' back.
                 log.warning("a segment of logs cannot be read", object=row["object"], error=problem.detail)
-        last = rows[-1]["tenant_id"], rows[-1]["id"]
+        last = rows[-1]["id"]
     return done
 
 

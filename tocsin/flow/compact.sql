@@ -108,19 +108,23 @@ select t.id, coalesce(t.hot_days, $1)::int as days
  where coalesce(t.hot_days, $1) > 0 and not exists (select from erasures e where e.tenant_id = t.id)
  order by t.id
 
--- :name listed
--- Segments before a tenant's first hot day whose lines have rows, behind ($3, $4).
-select s.tenant_id, s.id::text as id, s.object, s.position, s.bytes
+-- :name with_listed
+-- Those who have segments before their first hot day whose lines have rows.
+select w.id, w.first::text as first
   from unnest($1::int[], $2::uuid[]) as w(id, first)
  cross join lateral (
-        select s.tenant_id, s.id, s.object, s.position, s.bytes
-          from log_segments s
-         where s.tenant_id = w.id and s.id < w.first and (s.tenant_id, s.id) > ($3::int, $4::uuid)
-           and s.compacted and s.last_run is null and s.replaced_at is null
-         order by s.id
-         limit $5) s
- order by s.tenant_id, s.id
- limit $5
+        select from log_segments s
+         where s.tenant_id = w.id and s.id < w.first and s.compacted and s.last_run is null and s.replaced_at is null
+         limit 1) s
+
+-- :name listed
+-- The next $4 of a tenant's such segments, before $2 and behind $3.
+select s.tenant_id, s.id::text as id, s.object, s.position, s.bytes
+  from log_segments s
+ where s.tenant_id = $1 and s.id < $2::uuid and s.id > $3::uuid
+   and s.compacted and s.last_run is null and s.replaced_at is null
+ order by s.id
+ limit $4
 
 -- :name unlist
 -- From this commit on the directory tells where lines of these runs ($5) lie. Not while one of them may still log: how many

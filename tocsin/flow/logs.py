@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tocsin.errors import Conflict, Contention, ObjectLost
+from tocsin.errors import Conflict, Contention, ObjectLost, Unavailable
 from tocsin.flow.shared import unlisted
 from tocsin.flow.shared.segments import Part, loose_object, made_at, shown, unpack, write
 from tocsin.flow.shared.unlisted import Place
@@ -24,6 +24,7 @@ _MOST_CHUNKS = 64
 _MOST_ROUNDS = 3
 _MOST_PROBES = 100_000  # look-ups of late chunks that do not name their tenant, in one shipment
 _LITTLE, _PER_LINE = 16 * 1024, 32  # characters that take about a millisecond to compress, and what each line adds
+_LOOKS_AT_ONCE = 16
 _MOST_READ = 262_144  # characters in one answer
 # One thread: more would only take the interpreter, and its words out of the processor's cache, from each other.
 _WRITER = ThreadPoolExecutor(1, thread_name_prefix="tocsin-logs")
@@ -235,14 +236,23 @@ class Watched(NamedTuple):
     last: tuple[int, int]
 
 
-async def look(db: Database, objects: ObjectStore, runs: Sequence[tuple[int, str]]) -> list[Watched]:
-    """How these runs (tenant, id) and their logs stand, all at one moment."""
+async def look(db: Database, objects: ObjectStore, runs: Sequence[tuple[int, str]]) -> list[Watched | None]:
+    """How these runs (tenant, id) and their logs stand, all at one moment; None where storage does not tell."""
     rows = await db.fetch("engine", SQL["look"], *columns(runs, 2))
     found = [Watched(row["attempt"], row["ended"], (row["log_attempt"], row["lines"])) for row in rows]
-    return [
-        watched if watched.ended is None else await _with_unlisted(db, objects, *run, watched)
-        for run, watched in zip(runs, found, strict=True)
-    ]
+    some = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+    async def complete(run: tuple[int, str], watched: Watched) -> Watched | None:
+        try:
+            async with some:
+                return await _with_unlisted(db, objects, *run, watched)
+        except Unavailable:
+            return None
+
+    ended = [i for i, watched in enumerate(found) if watched.ended is not None]
+    looked = await asyncio.gather(*(complete(runs[i], found[i]) for i in ended))
+    completed = dict(zip(ended, looked, strict=True))
+    return [completed.get(i, watched) for i, watched in enumerate(found)]
 
 
 async def _with_unlisted(db: Database, objects: ObjectStore, tenant_id: int, run_id: str, watched: Watched) -> Watched:

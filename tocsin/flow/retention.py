@@ -11,7 +11,7 @@ from tocsin.clock import EPOCH
 from tocsin.errors import Unavailable
 from tocsin.model.ids import instant_of, lowest_id
 from tocsin.store.db import Database, Row, Sql, columns, connect
-from tocsin.store.objects import ObjectStore
+from tocsin.store.objects import ObjectStore, Refusals
 
 SQL = Sql(__file__)
 # What one statement looks at: catalogues have a row for each tenant and day, and more each day.
@@ -19,7 +19,6 @@ _WAVE = 1_000
 _TENANTS = 500
 _JOBS = 10_000
 _LINES = 100_000  # of logs, in one transaction
-_AWAY = 10  # tenants in a row, each refused by storage
 _LAST_TENANT, _LAST_ID = 2**31 - 1, str(UUID(int=2**128 - 1))
 
 
@@ -53,13 +52,13 @@ async def remove(db: Database, objects: ObjectStore) -> int:
 
 
 class _Removal:
-    """Removes objects, tenant after tenant. A tenant of which storage refuses to remove one keeps no other tenant's
-    back. When it refuses several tenants in a row, it is taken to be away, and the turn ends."""
+    """Removes objects, tenant after tenant."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._refused: dict[int, Unavailable] = {}  # by tenant
-        self._in_a_row = self._gone = 0
+        self._refusals = Refusals()
+        self._gone = 0
 
     async def remove(self, row: Row) -> bool:
         """Whether it is gone. Of a tenant that was refused one, the others wait for the next turn."""
@@ -69,11 +68,9 @@ class _Removal:
             await self._objects.delete(row["object"])
         except Unavailable as problem:
             self._refused[row["tenant_id"]] = problem
-            self._in_a_row += 1
-            if self._in_a_row >= _AWAY:
-                raise
+            self._refusals.refused(problem)
             return False
-        self._in_a_row = 0
+        self._refusals.passed()
         self._gone += 1
         return True
 

@@ -18,12 +18,12 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-from tocsin.errors import ServerFault
+from tocsin.errors import ServerFault, Unavailable
 from tocsin.flow.shared import audit, shelf
 from tocsin.flow.shared.turns import turn
 from tocsin.model.audit import GENESIS, link, of_one_day
 from tocsin.store.db import Connection, Database, Row, Sql
-from tocsin.store.objects import ObjectStore
+from tocsin.store.objects import ObjectStore, Refusals
 from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
 
@@ -37,18 +37,18 @@ POINTS = ("written", "stored", "proved", "listed", "removed")
 async def shelve(db: Database, objects: ObjectStore, parquet: Parquet, before: date) -> int:
     """Move the records of days before this one, or before the one that a tenant says; answers how many files were
     made."""
-    made = 0
+    made, refusals = 0, Refusals()
     async with turn(db, "shelve", lock_timeout="2s") as owner:
         if owner is None or await owner.fetchval(SQL["older_servers"]):
             return 0
         for row in await owner.fetch(SQL["unfinished"]):
-            with _one_tenants(row["tenant_id"]):
+            with _one_tenants(row["tenant_id"], refusals):
                 await _remove(db, owner, row["tenant_id"], row["first_seq"])
         behind = 0
         while wave := [row["tenant_id"] for row in await owner.fetch(SQL["wave"], behind, _TENANTS)]:
             for row in await owner.fetch(SQL["tenants"], before, wave):
                 chain = _Chain(db, objects, parquet, owner, row)
-                with _one_tenants(row["tenant_id"]):
+                with _one_tenants(row["tenant_id"], refusals):
                     while await chain.move_day(row["before"]):
                         made += 1
             behind = wave[-1]
@@ -56,11 +56,14 @@ async def shelve(db: Database, objects: ObjectStore, parquet: Parquet, before: d
 
 
 @contextmanager
-def _one_tenants(tenant_id: int) -> Iterator[None]:
+def _one_tenants(tenant_id: int, refusals: Refusals) -> Iterator[None]:
     """What is wrong with one chain is nothing to the others."""
     try:
         yield
-    except ServerFault as fault:
+        refusals.passed()
+    except (ServerFault, Unavailable) as fault:
+        if isinstance(fault, Unavailable):
+            refusals.refused(fault)
         log.error("a tenant's audit is not archived", tenant_id=tenant_id, why=str(fault))
 
 

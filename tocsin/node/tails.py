@@ -207,5 +207,9 @@ class Tails(Loop):
         runs = list({tailer.run for tailer in tailers})
         seen = dict(zip(runs, await logs.look(self._db, self._objects, runs), strict=True))
         for tailer in tailers:
-            tailer.take(seen[tailer.run])
+            found = seen[tailer.run]
+            if found is None:
+                tailer.end("unavailable")
+            else:
+                tailer.take(found)
         return _TICK

@@ -127,6 +127,26 @@ class ObjectStore:
         return None if self.folder is None else self.folder / key
 
 
+class Refusals:
+    """What storage refuses of one tenant's keeps nothing of the others' back. But when it refuses several tenants in a
+    row it is taken to be away: to ask it for each of the others would take hours."""
+
+    MOST = 10
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def passed(self) -> None:
+        """It did what was asked of it."""
+        self._in_a_row = 0
+
+    def refused(self, problem: Unavailable) -> None:
+        """It refused a tenant; raises that if it was the last of too many."""
+        self._in_a_row += 1
+        if self._in_a_row >= self.MOST:
+            raise problem
+
+
 async def each(do: Callable[[T], Awaitable[None]], items: Sequence[T]) -> None:
     """Do the same with each of these, some at once. What one fails with is raised after the others are done."""
     failed: BaseException | None = None
