@@ -28,16 +28,18 @@ class Server:
         self.asked = asyncio.Event()
         self.lines: dict[str, list[str]] = defaultdict(list)
         self.refuses: set[str] = set()
+        self.shipments = 0
 
     async def ship_logs(self, worker_id: str, chunks: list[LogChunk], timeout: float) -> None:
         self.asked.set()
+        self.shipments += 1
         if not self.there.is_set():
             await asyncio.sleep(0)
             raise Unreachable("away")
+        if any(chunk.run_id in self.refuses for chunk in chunks):
+            raise LogConflict("superseded", None)
         for chunk in chunks:
             have = self.lines[chunk.run_id]
-            if chunk.run_id in self.refuses:
-                raise LogConflict("superseded", None)
             if chunk.offset > len(have):
                 raise LogConflict("log_gap", len(have))
             have += [line[3] for line in chunk.lines][len(have) - chunk.offset :]
@@ -96,6 +98,22 @@ async def test_an_outage_loses_nothing_and_costs_little_memory() -> None:
         assert server.lines == wanted
         assert all(log.summary() == {"lines": len(wanted[log.run.run_id]), "dropped": 0} for log in some)
         assert shipper._size == 0 and shipper._spool._file is None
+
+
+async def test_one_run_that_is_superseded_does_not_make_a_request_of_every_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "_MAX_SHIPMENT", 1_000_000)
+    server = Server()
+    server.there.set()
+    server.refuses.add("r700")
+    async with shipping(server) as shipper:
+        some = [log_of(f"r{i}") for i in range(1000)]
+        for log in some:
+            shipper.add(log, lines("x"), 0)
+        await asyncio.wait_for(shipper.all_arrived.wait(), PATIENCE)
+    assert {run_id for run_id, told in server.lines.items() if told} == {f"r{i}" for i in range(1000) if i != 700}
+    assert server.shipments <= 25, "all, and then halves of those with the one among them"
 
 
 async def test_what_fits_nowhere_is_missed_out_loud(monkeypatch: pytest.MonkeyPatch) -> None:
