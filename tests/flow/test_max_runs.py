@@ -10,7 +10,7 @@ import pytest
 
 from tests.flow.kit import HORIZON, Scene, end_of
 from tests.flow.test_plan import age, cursor, owed
-from tocsin.flow.plan import plan, take_back
+from tocsin.flow.plan import SQL, plan, take_back
 from tocsin.flow.sweep import expire
 from tocsin.store.db import Database
 
@@ -217,3 +217,22 @@ async def test_occurrences_tell_as_many_as_there_may_be(scene: Scene) -> None:
     await scene.take(10)
     page = await scene.api.call("GET", f"/v1/jobs/{job['id']}/occurrences", params=span)
     assert [o["status"] for o in page["items"]] == ["running", "planned", "planned"]
+
+
+async def test_a_turn_looks_at_some_of_what_ended_unclaimed(scene: Scene) -> None:
+    """Not at all of it, in each of the turns that it takes."""
+    await scene.sql.execute(
+        "insert into unclaimed (tenant_id, job_id)"
+        " select t.id, gen_random_uuid() from tenants t, generate_series(1, 5000) where t.slug = 'default'"
+    )
+    async with scene.sql.transaction():
+        await scene.sql.execute(SQL["forget_unclaimed"])
+        read = await scene.sql.fetchval(
+            "select seq_tup_read + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables"
+            " where relname = 'unclaimed' and schemaname = 'tocsin'"
+        )
+    assert read <= 2000
+    for _ in range(4):
+        assert await scene.value("select count(*) from unclaimed") > 0
+        await take_back(scene.db)
+    assert await scene.value("select count(*) from unclaimed") == 0
