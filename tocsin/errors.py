@@ -171,7 +171,7 @@ class ObjectLost(Unavailable):
 
 
 class PartitionMissing(Unavailable):
-    """History has no partition for the day of a run. The servers make it, so that another try helps."""
+    """History has no partition for the day of a run. The servers create the partition, so a retry succeeds."""
 
     title, default_code = "Partition missing", "partition_missing"
 

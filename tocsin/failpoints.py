@@ -49,7 +49,7 @@ class Failpoints:
         elif rule.action == "hang":
             await asyncio.Event().wait()
         elif rule.action == "block":
-            threading.Event().wait()  # the whole event loop, as a handler that computes for ever
+            threading.Event().wait()  # blocks the whole event loop, like a handler that never stops computing
         else:
             raise ValueError(f"failpoint {name}: unknown action {rule.action!r}")
 

@@ -1,7 +1,7 @@
-"""Bounded computing that takes longer than a turn of the event loop should, in a thread beside it.
+"""A thread for bounded computations that take longer than one turn of the event loop should.
 
-One thread for all tenants, so that the event loop never competes with more than one; one piece of each tenant at a
-time, so that a tenant that asks for much waits for itself.
+There is one thread for all tenants, so that the event loop competes with one thread at most. Each tenant has at most
+one computation in it at a time, so that a tenant with many computations delays only itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Aside:
-    """The thread, and the tenants that wait for it."""
+    """Holds the thread and the tenants that wait for it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tocsin-aside")
@@ -26,7 +26,7 @@ class Aside:
         self._callers: Counter[int] = Counter()
 
     async def run(self, tenant_id: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that is bounded by itself; a caller that leaves while it waits gives up its turn."""
+        """Call a function that bounds its own work. A caller that is cancelled while it waits gives up its turn."""
         turn = self._turns.setdefault(tenant_id, asyncio.Lock())
         self._callers[tenant_id] += 1
         try:
@@ -39,5 +39,5 @@ class Aside:
                 del self._callers[tenant_id], self._turns[tenant_id]
 
     def close(self) -> None:
-        """Let the piece under way finish, and drop those that wait."""
+        """Wait for the current computation, and drop those that wait."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -35,7 +35,7 @@ class Compactor(Loop):
         done = 0
         for tenant_id in tenants:
             done += await self._compact(tenant_id)
-        # One of them that fails does not keep the others from their turn.
+        # A step that fails must not keep the other steps from running.
         failed: Exception | None = None
         for step in (compact.clean, payloads.clean, self._sweep):
             try:

@@ -61,7 +61,7 @@ class Conductor(Loop):
             self.wake()
 
     def lanes(self) -> set[int]:
-        """The lane it takes from: it always has room."""
+        """Return the lane that the conductor takes from. The conductor always has a free slot."""
         return set() if self._lane is None else {self._lane}
 
     async def _claim(self) -> float:

@@ -129,7 +129,8 @@ class Dispatcher(Loop):
     _looks_back: Pace = field(default_factory=Pace)
     _lanes_known: int = 0
     _opens: dict[Key, datetime] = field(default_factory=dict)  # when rates let the next one through
-    on_replace: Callable[[Collection[Key]], None] = lambda jobs: None  # an occurrence of these waits
+    # called with jobs whose occurrence waits to replace a run
+    on_replace: Callable[[Collection[Key]], None] = lambda jobs: None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -204,7 +205,7 @@ class Dispatcher(Loop):
         return set().union(*self._served) if self._served else set()
 
     def free_lanes(self) -> set[int]:
-        """Lanes for which a worker of this node has a free slot."""
+        """Return the lanes for which a worker of this node has a free slot."""
         return set().union(*{poll.reach.lanes for poll in self.polls if not poll.answer.done()})
 
     def handed_out(self) -> dict[str, int]:

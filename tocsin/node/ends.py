@@ -44,8 +44,8 @@ class Ends:
         self._commits: GroupCommit[list[Ending], Reported] = GroupCommit(self._commit, _MOST)
 
     async def add(self, endings: list[Ending]) -> Reported:
-        """End these attempts. The answer covers all attempts of the same commit. Large results are stored before, each
-        caller's own: nobody else waits for that."""
+        """End these attempts. The result covers all attempts of the same commit. Each caller stores its large results
+        before it joins the commit, so that no other caller waits for them."""
         if weigh([e.finished for e in endings]):
             endings = await set_apart(self._db, self._parcels, endings, self._patience)
         return await self._commits.add(endings)
@@ -69,7 +69,7 @@ class Ends:
 
 
 def completed(who: Identity, attempt: int, body: Completion, mask: Mask | None) -> Finished:
-    """The end of an attempt as its own token tells it."""
+    """Return the end of an attempt that was reported with the attempt's own token."""
     error, result = body.error, body.result
     if mask is not None:
         error = error and msgspec.structs.replace(

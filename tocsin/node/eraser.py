@@ -11,12 +11,11 @@ from tocsin.node.loop import Loop
 from tocsin.store.db import Database
 from tocsin.store.objects import ObjectStore
 
-_NEXT_PAGE = 2.0  # seconds between two pages of the search for lanes that nobody uses
+_NEXT_PAGE = 2.0  # seconds between two pages of the search for unused lanes
 
 
 class Eraser(Loop):
-    """Every half minute: is anybody to be erased, and which lanes does nobody use? Every other second while somebody is
-    erased."""
+    """Continues erasures and looks for unused lanes: every half minute, or every two seconds during an erasure."""
 
     name = "eraser"
 

@@ -60,8 +60,8 @@ _MOST_PLAIN = 200_000
 _MOST_GIVEN_BACK = 1_000
 _MOST_BACKLOG = 2**40
 _FEW_SESSIONS, _LONG_GONE = 1_000, 10  # sessions before any is forgotten, and for how many leases it was not heard of
-_STORAGE_PATIENCE = 0.25  # seconds that a claim's answer waits for payloads
-_COME_AGAIN = 1.0  # seconds after which a run is claimed again whose payload did not come
+_STORAGE_PATIENCE = 0.25  # seconds that the answer to a claim waits for payloads
+_COME_AGAIN = 1.0  # seconds until a run whose payload was late can be claimed again
 
 
 @dataclass
@@ -392,7 +392,7 @@ class Gateway:
             await self._give_back([Returned(worker_id, row["id"], row["fence"]) for row in rows])
 
     async def _put_off(self, session: Session, rows: list[Row], late: Collection[str]) -> list[Row]:
-        """Hand back runs whose payload has not come in time; it is read on meanwhile. Return the other runs."""
+        """Hand back runs whose payload did not arrive in time, and return the other runs. The reads continue."""
         worker_id = session.worker.id
         await self._give_back(
             [Returned(worker_id, row["id"], row["fence"], _COME_AGAIN) for row in rows if row["id"] in late]

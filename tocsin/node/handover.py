@@ -36,9 +36,9 @@ class Given:
 
 
 class Handover(NamedTuple):
-    """By run: what it is given, and why it cannot be handed over; most runs stand in neither. By job: its document
-    with all that its target says, and what of that its worker is to fetch; most jobs stand in neither. `late`: runs for
-    which something is still being read."""
+    """Everything that claimed runs are handed over with. By run: what the run is given, and why it cannot be handed
+    over; most runs appear in neither. By job: its document with the whole content of its target, and the parts that the
+    worker must fetch; most jobs appear in neither. `late`: runs with a read that has not finished."""
 
     given: dict[str, Given]
     refused: dict[str, ApiProblem]
@@ -62,8 +62,9 @@ class Courier:
         contents_by_url: bool = False,
         patience: float | None = None,
     ) -> Handover:
-        """What these runs are given; `by_url`: their worker fetches large arguments by itself, and in the other case
-        what jobs say, too. `patience`: for how many seconds object storage is waited for, None: until it answers."""
+        """Return what these runs are given. `by_url`: the worker fetches large arguments itself; otherwise the content
+        of the jobs is included, too. `patience`: how many seconds to wait for object storage; None waits until it
+        answers."""
         done = Handover({}, {}, {}, {}, set())
         naming = {key: stored.secrets for key, stored in specs.items() if stored.secrets}
         if naming:

@@ -1,4 +1,5 @@
-"""Reads from object storage that claims wait for, for a moment only: one tenant's slow payload delays nobody else."""
+"""Reads from object storage for claims. A claim waits only briefly, so that a slow payload delays only its own
+tenant."""
 
 from __future__ import annotations
 
@@ -9,27 +10,28 @@ from typing import Any, NamedTuple, TypeVar
 from tocsin.errors import ApiProblem, Unavailable
 
 _LONGEST = 30.0  # seconds that one read may take
-_KEPT_FOR = 30.0  # seconds for which a read that has come to its end waits for the next claim
-_MOST_BYTES = 64 * 1024 * 1024  # of reads that nobody waits for now
+_KEPT_FOR = 30.0  # seconds for which the result of a finished read is kept for the next claim
+_MOST_BYTES = 64 * 1024 * 1024  # of all reads that no claim waits for at the moment
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Read(NamedTuple):
-    """How to read something, and how many bytes it has."""
+    """A function that begins a read, and the size of the object in bytes."""
 
     begin: Callable[[], Awaitable[Any]]
     size: int
 
 
 class Reads:
-    """Reads that go on when nobody waits any more. Who asks for the same again finds what has come meanwhile, so that
-    storage that is always slow delays its own runs, and does not stop them."""
+    """Reads that continue after the claim has stopped waiting. The next claim for the same object finds the result, so
+    that storage that is always slow delays its own runs and does not stop them."""
 
     def __init__(self) -> None:
         self._under_way: dict[Hashable, tuple[asyncio.Task[Any], int]] = {}
 
     async def within(self, wanted: Mapping[_Key, Read], patience: float | None) -> dict[_Key, Any]:
-        """Return what can be read within so many seconds. The rest goes on, as far as there is room to keep it."""
+        """Return what can be read within `patience` seconds. The other reads continue while there is room for their
+        results."""
         if not wanted:
             return {}
         tasks = {key: self._task(key, read) for key, read in wanted.items()}
@@ -52,7 +54,7 @@ class Reads:
             del self._under_way[key]
 
     def _make_room(self) -> None:
-        """Give up the oldest reads while all of them together are too large."""
+        """Cancel the oldest reads while the total size exceeds the limit."""
         size = sum(size for _, size in self._under_way.values())
         while size > _MOST_BYTES:
             task, freed = self._under_way.pop(next(iter(self._under_way)))

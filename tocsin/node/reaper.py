@@ -22,10 +22,10 @@ from tocsin.store.room import Room
 from tocsin.telemetry import CLOCK_SKEW, LOST, get_logger
 
 log = get_logger("reaper")
-_PAGES = 5  # of the keys that runs wait for, in one turn
-_STRAYS = 5.0  # seconds between looks for runs of workers that are not known any more
+_PAGES = 5  # pages of limits and jobs that runs wait for, in one turn
+_STRAYS = 5.0  # seconds between two searches for runs of unknown workers
 _SKEW = 1.0  # seconds by which clocks may differ before it is worth a word
-_LOOK_FOR_PARTITIONS = 5.0  # seconds between two attempts to make those that are missing
+_LOOK_FOR_PARTITIONS = 5.0  # seconds between two attempts to create missing partitions
 Hear = Callable[[Sequence[Hint]], None]
 Tell = Callable[[Sequence[Hint], Sequence[Stop]], None]
 
@@ -43,7 +43,7 @@ class Reaper(Loop):
         self._rng = random.Random()
         self._streak = 0  # runs taken back in turns that followed each other at once
         self._look_for_strays = Pace()
-        self._stray: str | None = None  # where to look on
+        self._stray: str | None = None  # where the next search continues
 
     async def run_once(self) -> float:
         for worker_id, name in await reap.lapse(self._db):
@@ -71,8 +71,8 @@ class Reaper(Loop):
 
 
 class Sweeper(Loop):
-    """Every second: deadlines, late occurrences, and what waits for nothing any more. At once, when the dispatcher says
-    so: stop runs that a younger occurrence replaces."""
+    """Handles deadlines, late occurrences and missed releases every second. When the dispatcher asks for it, also stops
+    runs that a younger occurrence replaces, at once."""
 
     name = "sweeper"
 
@@ -90,17 +90,17 @@ class Sweeper(Loop):
         self._free_lanes = free_lanes
         self._late = Pace()
         self._next_turn = 0.0
-        self._behind = False  # there is more to end than one turn ends
+        self._behind = False  # more runs are past their deadline than one turn ends
         self._to_replace: set[Key] = set()
-        # Where to look on: among the keys that runs wait for, occurrences that replace others, what waits for other
-        # runs, and what ended while it did.
+        # Where the next turn continues: among the keys that runs wait for, among occurrences that replace other runs,
+        # among runs that wait for other runs, and among runs that ended while they waited.
         self._parked: str | None = None
         self._due: tuple[datetime, str] | None = None
         self._joining: str | None = None
         self._joined: str | None = None
 
     def replace(self, jobs: Collection[Key]) -> None:
-        """Stop what stands before an occurrence of these jobs that waits to replace it."""
+        """Stop the runs that an occurrence of these jobs waits to replace."""
         self._to_replace.update(jobs)
         self.wake()
 
@@ -111,7 +111,7 @@ class Sweeper(Loop):
             if rest > 0:
                 return rest
         self._next_turn = time.monotonic() + 1.0
-        # One of them that fails does not keep the others from their turn.
+        # A step that fails must not keep the other steps from running.
         failed: Exception | None = None
         for net in (self._expire, self._release, self._replace, self._join):
             try:
@@ -132,7 +132,7 @@ class Sweeper(Loop):
             self._late.end()
 
     async def _release(self) -> None:
-        """Look at some of the keys that runs wait for: those that stay full must not hide the others."""
+        """Check some of the keys that runs wait for. Keys that stay full must not hide the others."""
         for _ in range(_PAGES):
             looked = await sweep.release_waiting(self._db, self._free_lanes(), self._parked)
             self._parked = looked.after
@@ -166,7 +166,7 @@ class Sweeper(Loop):
 
 
 class Canceller(Loop):
-    """Every second: the next pieces of jobs that were cancelled with many runs."""
+    """Cancels the next pieces of jobs that were cancelled with many runs, every second."""
 
     name = "canceller"
 
@@ -222,7 +222,7 @@ class Caretaker(Loop):
         self._retire = retire
         self._measure_pools = measure_pools
         self._past: int | None = None
-        self._limit: Key | None = None  # where to look on for limits that nobody needs
+        self._limit: Key | None = None  # where the search for unused limits continues
         self._turn = 0
         self._skewed = False
         self._horizon = Horizon(db)
@@ -232,7 +232,7 @@ class Caretaker(Loop):
         db.on_missing_partition = self.miss_partition
 
     def miss_partition(self) -> None:
-        """Make the partitions that are missing at the next turn: at once, unless that was tried a moment ago."""
+        """Create the missing partitions in the next turn: at once, unless the last attempt was a moment ago."""
         self._partition_missing = True
         if self._partitions.due(_LOOK_FOR_PARTITIONS):
             self.wake()
@@ -259,7 +259,7 @@ class Caretaker(Loop):
         await self._room.look()
         if self._partition_missing:
             await self._make_missing()
-        # Counted before the work: what fails now must not keep the rest from its turn.
+        # Counted before the work, so that a step that fails does not keep the other steps from running.
         turn, self._turn = self._turn, self._turn + 1
         if turn % 60 == 0:
             await partitions.make_ahead(self._db)

@@ -21,7 +21,7 @@ class Unfolder(Loop):
     def __init__(self, db: Database, parcels: Parcels, tell: Callable[[Iterable[Hint]], None]) -> None:
         super().__init__()
         self._db, self._parcels, self._tell = db, parcels, tell
-        self._after: str | None = None  # where to look on among the nodes
+        self._after: str | None = None  # where the next search for nodes continues
         self.on_heads: Callable[[], None] = lambda: None  # a workflow run may have come to its end
 
     async def run_once(self) -> float:

@@ -1,10 +1,10 @@
-"""The watchdog: names what holds the event loop of a server for more than a second.
+"""The watchdog reports code that holds the event loop of a server for more than a second.
 
-The loop beats four times a second, and a thread looks at when it last did. A beat that is late is told once, with the
-stack of the loop's thread at that moment, and counted by how long it lasted. Code that holds the interpreter as well (a
-regular expression, for example) keeps the thread from looking: then faulthandler, which needs no interpreter, has
-written the stack down by the time the thread runs again. Time in which the whole process stood still (SIGSTOP, a
-machine that was suspended) took none of a processor, and is not told.
+The loop beats four times a second, and a thread checks the time of the last beat. The watchdog logs each late beat
+once, with the stack of the loop's thread at that moment, and observes how long the loop was held. Code that also holds
+the interpreter (a regular expression, for example) keeps the thread from running. In that case faulthandler, which does
+not need the interpreter, has written the stack by the time the thread runs again. If the whole process stood still
+(SIGSTOP, a suspended machine), it used no processor time, and the watchdog reports nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 from tocsin.telemetry import LOOP_HELD, get_logger
 
 log = get_logger("watchdog")
-HELD_SECONDS = 1.0  # from here on the loop is held
+HELD_SECONDS = 1.0  # a beat that is later than this counts as held
 _TICK = 0.25
-_SPEAK_SECONDS = 10.0  # at most one line in this time
+_SPEAK_SECONDS = 10.0  # seconds between two log lines
 _MOST_FRAMES = 40
 _HOUSE = Path(__file__).parents[2]
 _DUMPED_THREAD = re.compile(r"^(?:Current thread|Thread) 0x0*([0-9a-f]+)\b")
@@ -73,20 +73,20 @@ class Watchdog:
                 while not self._stopping.is_set():
                     try:
                         self._look(dump)
-                    except Exception as error:  # who cannot tell goes on to look
+                    except Exception as error:  # keep watching even if a report fails
                         log.error("the watchdog failed", error=f"{type(error).__name__}: {error}")
             finally:
                 faulthandler.cancel_dump_traceback_later()
 
     def _look(self, dump: Any) -> None:
-        """Wait for a tick, and see whether the loop has beaten."""
+        """Wait for one tick, then check whether the loop has beaten."""
         faulthandler.dump_traceback_later(self._held, file=dump)
         looked_at, used = time.monotonic(), time.process_time()
         self._stopping.wait(self._tick)
         slept, used = time.monotonic() - looked_at, time.process_time() - used
         if slept > self._held:
             stack = _dumped(dump, self._watched)
-            if used > slept / 10:  # other processes may have taken their part
+            if used > slept / 10:  # other processes may have used the processor, too
                 self._tell(stack, slept)
                 LOOP_HELD.observe(slept)
         elif time.monotonic() - self._beaten > self._held + self._tick:
@@ -94,7 +94,7 @@ class Watchdog:
             self._await_beat()
 
     def _await_beat(self) -> None:
-        """Count for how long the loop is held; what has been told is not told again."""
+        """Wait until the loop beats again and observe how long it was held. Log nothing more about this hold."""
         began = self._beaten
         while self._beaten == began and not self._stopping.wait(self._tick):
             pass
@@ -106,7 +106,7 @@ class Watchdog:
             return
         task = asyncio.current_task(self._loop)
         log.warning(
-            "the event loop is held: nobody is answered",
+            "the event loop is held: the server answers no request",
             handler=next((frame for frame in reversed(stack) if frame.startswith("tocsin/")), "not known"),
             task=None if task is None else task.get_name(),
             seconds=round(seconds, 2),
@@ -117,7 +117,7 @@ class Watchdog:
 
 
 def _stack_of(thread: int) -> list[str]:
-    """Where a thread is, the innermost call last."""
+    """Return the stack of a thread, the innermost call last."""
     frame = sys._current_frames().get(thread)
     found = [] if frame is None else traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
     # `walk_stack` begins with the innermost.
@@ -125,7 +125,7 @@ def _stack_of(thread: int) -> list[str]:
 
 
 def _dumped(dump: Any, thread: int) -> list[str]:
-    """The stack of a thread that faulthandler has written, the innermost call last; the file is empty afterwards."""
+    """Return the stack of a thread that faulthandler has written, the innermost call last, and empty the file."""
     dump.seek(0)
     lines = dump.read(1_000_000).decode(errors="replace").splitlines()
     dump.seek(0)
@@ -141,7 +141,8 @@ def _dumped(dump: Any, thread: int) -> list[str]:
 
 
 def _told(file: str, line: int | None, function: str) -> str:
-    """One call: within Tocsin by its path from the repository, else by the name of the file and its folder."""
+    """Return one call: the path from the repository for Tocsin's code, otherwise the name of the file and its
+    folder."""
     path = Path(file)
     short = path.relative_to(_HOUSE) if path.is_relative_to(_HOUSE / "tocsin") else Path(*path.parts[-2:])
     return f"{short}:{line} {function}"

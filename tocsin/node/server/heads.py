@@ -1,8 +1,8 @@
-"""The head of one HTTP message: its limits, its repeated fields, and which messages are refused as ambiguous.
+"""The head of one HTTP message: its limits, its repeated fields, and the checks that refuse ambiguous messages.
 
-Two programs that read the same bytes differently are what request smuggling needs: a proxy in front ends a message at
-one byte, the server behind it at another, and the rest becomes somebody else's request. llhttp refuses most such
-messages. This module refuses the others, so that a message is either plain or answered with 400.
+Request smuggling needs two programs that read the same bytes differently: a proxy ends a message at one byte, the
+server behind it at another, and the rest becomes part of another caller's request. llhttp refuses most such messages.
+This module refuses the others, so that a message is either unambiguous or answered with 400.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tocsin.errors import ApiProblem, BadRequest, HeadersTooLarge
 
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 16_384
 MOST_TARGET_BYTES = 16_384
-# Fields of which the server, or a proxy in front of it, uses one value. A second one means that two readers of the
-# message may act on different values. Any other field may be repeated and is joined to a list.
+# The server, or a proxy in front of it, uses one value of each of these fields. With a second value, two readers of the
+# message may act on different values. Any other field may be repeated; its values are joined to a list.
 ONCE = frozenset(
     (
         "access-control-request-method", "authorization", "content-encoding", "content-length", "content-type",
@@ -25,14 +25,15 @@ ONCE = frozenset(
 
 
 class Head:
-    """One message's head while it arrives. Each message gets a new one, so nothing of it can reach the next."""
+    """The head of one message while it arrives. Each message gets a new object, so no field can reach the next
+    message."""
 
     __slots__ = ("_repeated", "headers", "repeats", "size", "target")
 
     def __init__(self) -> None:
         self.target = b""
         self.headers: dict[str, str] = {}
-        self.size = 0  # of all names and values
+        self.size = 0  # bytes of all names and values
         self.repeats = 0
         self._repeated: dict[str, list[str]] | None = None
 
@@ -43,7 +44,7 @@ class Head:
             raise HeadersTooLarge(f"a request target must have at most {MOST_TARGET_BYTES} bytes")
 
     def repeat(self, key: str, text: str) -> None:
-        """Take one more field of a name that there was already; raise 400 if that is not allowed."""
+        """Take another field with a name that the head already has. Raise 400 if that field must not be repeated."""
         if key in ONCE:
             raise malformed(f"a request must have at most one {key} header")
         self.repeats += 1
@@ -52,7 +53,7 @@ class Head:
         self._repeated.setdefault(key, [self.headers[key]]).append(text)
 
     def finish(self, version: str) -> tuple[str, bytes]:
-        """Return path and query of the whole head, whose headers are ready then; raise 400 if they are ambiguous."""
+        """Return path and query, and complete the headers. Raise 400 if the head is ambiguous."""
         headers = self.headers
         if self._repeated is not None:
             headers |= {key: ", ".join(values) for key, values in self._repeated.items()}
@@ -76,7 +77,7 @@ class Head:
 
 
 def malformed(text: str) -> ApiProblem:
-    """Return the 400 for a message that is not plain HTTP/1.1."""
+    """Return the 400 for a message that is malformed or ambiguous."""
     return BadRequest(text, code="malformed_http")
 
 

@@ -197,7 +197,8 @@ def check_query(request: Request, names: Collection[str]) -> None:
 
 
 def _check_choices(request: Request, parameters: Mapping[str, Collection[str]]) -> None:
-    """Refuse values that a parameter does not take. They would match nothing, and the caller would believe it."""
+    """Refuse values that a parameter does not accept. They would match nothing, and the caller would trust the empty
+    list."""
     for name, value in request.query:
         if value and parameters[name] and value not in parameters[name]:
             raise InvalidInput.field(name, "invalid", f"must be one of {', '.join(parameters[name])}")
@@ -215,7 +216,7 @@ def page(items: list[dict[str, Any]], limit: int, key: str = "id") -> dict[str, 
 
 
 def listed(found: Listed, limit: int) -> dict[str, Any]:
-    """A list's answer, likewise. A page that ended before it was full has a cursor, too."""
+    """Return the answer of a list that may end a page early. Such a page has a cursor, too."""
     shown = page(found.items, limit)
     return shown | {"next_cursor": shown["next_cursor"] or found.rest}
 
@@ -295,8 +296,7 @@ def endpoint(
 ) -> Endpoint:
     """Wrap a handler: authenticate, authorise, read the body.
 
-    `parameters`: the query parameters it knows, with the values that each takes if it does not take any (None: it looks
-    itself).
+    `parameters`: the known query parameters. Each has the values that it accepts, or None if the handler checks them.
     """
     kept = kept_by(path)
 

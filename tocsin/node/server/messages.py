@@ -14,17 +14,17 @@ from tocsin.wire import encode
 if TYPE_CHECKING:
     from tocsin.node.server.protocol import HttpConnection
 
-_AHEAD = 262_144  # bytes of a body that are read before anybody asks for them
-_MOST_FRAMING, _FRAMING_RATE = 16_384, 8  # bytes around chunks: so many, and so many more for each byte in them
-_SMALL = 4_096  # parts of a body below this are put together: an object for each would weigh more than the body
+_AHEAD = 262_144  # bytes of a body that are read before the handler asks for the body
+_MOST_FRAMING, _FRAMING_RATE = 16_384, 8  # bytes of chunk framing: a base, and more for each byte of content
+_SMALL = 4_096  # smaller parts of a body are joined: one object for each would need more memory than the body
 
 
 class ClientGone(Exception):
-    """The caller hung up: nobody will read an answer."""
+    """The caller closed the connection and will not read an answer."""
 
 
 class Reply:
-    """An answer: its whole body, or parts that come over time."""
+    """An answer with a whole body, or with parts that follow over time."""
 
     __slots__ = ("body", "cookies", "headers", "media_type", "status", "stream")
 
@@ -46,7 +46,7 @@ class Reply:
 
 
 def problem(error: ApiProblem) -> Reply:
-    """An error as its document."""
+    """Return the answer that carries an error as a problem document."""
     return Reply(encode(error.body()), error.status, error.headers, "application/problem+json")
 
 
@@ -54,7 +54,7 @@ Respond = Callable[["Request"], Awaitable[Reply]]
 
 
 class Request:
-    """One call as it came. The body may still be on its way."""
+    """One call as it arrived. The body may not be complete yet."""
 
     __slots__ = (
         "_arrived", "_complete", "_failed", "_framing", "_gone", "_line", "_parts", "_query", "_wanted",
@@ -71,19 +71,19 @@ class Request:
         body: bytes | None = None,
     ) -> None:
         self.method = method
-        self.path = path  # as it was sent: segments are decoded one by one, after they were told apart
+        self.path = path  # as sent: the path is split into segments first, and then each segment is decoded
         self.query_string = query_string
         self.headers = headers
         self.params: dict[str, str] = {}
         self.keep_alive = True
-        self.chunks = True  # whether the caller can read an answer in chunks
-        self.of_worker = False  # whether it has shown a good worker key where workers call
+        self.chunks = True  # whether the caller can read a chunked answer
+        self.of_worker = False  # whether the call has shown a valid worker key on a worker route
         self._line = line
         self._query: list[tuple[str, str]] | None = None
-        self.streaming = False  # whether its answer is a stream, which ends when the caller hangs up
+        self.streaming = False  # whether the answer is a stream, which ends when the caller closes the connection
         self._parts: list[bytes | bytearray] = [body] if body else []
-        self.size = len(body or b"")  # of the body that has arrived
-        self._framing = 0  # bytes around the chunks of the body
+        self.size = len(body or b"")  # bytes of the body that have arrived
+        self._framing = 0  # bytes of chunk framing
         self._wanted = False  # whether the handler has asked for the body
         self._complete = line is None
         self._arrived: asyncio.Future[None] | None = None
@@ -92,7 +92,7 @@ class Request:
 
     @property
     def query(self) -> list[tuple[str, str]]:
-        """The query's parameters in order, decoded."""
+        """Return the decoded query parameters in order."""
         if self._query is None:
             try:
                 text = self.query_string.decode("ascii", "replace")
@@ -103,12 +103,12 @@ class Request:
 
     @property
     def address(self) -> str:
-        """Of the caller, or of the proxy in front of us."""
+        """Return the address of the caller, or of the proxy in front of the server."""
         return "" if self._line is None else self._line.peer
 
     @property
     def gone(self) -> asyncio.Future[None]:
-        """Done when the caller hangs up."""
+        """Return a future that is done when the caller closes the connection."""
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
             if isinstance(self._failed, ClientGone):
@@ -116,7 +116,7 @@ class Request:
         return self._gone
 
     async def body(self, most: int) -> bytes:
-        """The whole body, refused as soon as it is known to be longer than `most`."""
+        """Return the whole body. Refuse it as soon as it is known to be longer than `most`."""
         declared = self.headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
             raise _too_large(most)
@@ -140,7 +140,7 @@ class Request:
 
     @property
     def far_ahead(self) -> bool:
-        """Whether so much came before anybody asked for it that the rest may wait."""
+        """Return whether so much arrived before the handler asked for it that the rest may wait."""
         return self.size > _AHEAD and not self._wanted
 
     def more(self, part: bytes) -> None:
@@ -155,9 +155,9 @@ class Request:
         self._wake()
 
     def frame(self, length: int) -> None:
-        """Count bytes that came with the body and are none of it; raise 400 if they are out of proportion.
+        """Count bytes that came with the body and do not belong to it. Raise 400 if they are out of proportion.
 
-        Chunk extensions and an unfinished trailer are such bytes, and the parser has no bound for them.
+        Chunk extensions and an unfinished trailer are such bytes. The parser does not bound them.
         """
         self._framing += length
         if self._framing > _MOST_FRAMING + _FRAMING_RATE * self.size:
@@ -168,7 +168,7 @@ class Request:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """No more of it will come."""
+        """Record that no more of the body will arrive."""
         self._failed = error
         if isinstance(error, ClientGone) and self._gone is not None and not self._gone.done():
             self._gone.set_result(None)

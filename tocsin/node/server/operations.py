@@ -87,7 +87,7 @@ _OR_CSV = ("application/json", "text/csv")
 _RUN_FILTERS = ("state", "outcome", "error_class", "worker", "tag", "from", "to")
 
 
-# Query parameters that take one of some values, by path and name, or by name alone: any other value is refused.
+# Accepted values of query parameters, by path and name or by name alone. Any other value is refused.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "/v1/jobs?state": JOB_STATES,
     "/v1/workflows?state": JOB_STATES,
@@ -105,7 +105,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def choices(path: str, name: str) -> tuple[str, ...]:
-    """Return the values that a query parameter of a route takes; none if it takes any."""
+    """Return the values that a query parameter of a route accepts. An empty tuple means that it accepts any value."""
     return _CHOICES.get(f"{path}?{name}") or _CHOICES.get(name, ())
 
 

@@ -1,14 +1,14 @@
 """HTTP/1.1 on sockets: llhttp (httptools) reads the bytes; this module holds callers to their limits and answers.
 
-Ours, for the reasons and figures in docs/decisions/0005: other servers do not cut a slow body, do not bound connections
-per address and do not count a connection before its TLS handshake.
+This module is our own for the reasons and figures in docs/decisions/0005: other servers do not cut a slow body, do not
+bound connections per address and do not count a connection before its TLS handshake.
 
-What a caller may cost: heads, bodies and the framing of chunks are bounded, a request has to arrive within a time, a
-caller that stops reading is cut, and bytes that it sends ahead of its turn stay unparsed. Connections are counted, in
-all and by address; when they become many, those that rest are closed sooner.
+Limits for each caller: heads, bodies and the framing of chunks are bounded. A request must arrive within a time limit.
+A caller that stops reading is disconnected. Bytes of further requests stay unparsed until their turn. Connections are
+counted, in total and by address; when there are many, idle connections are closed sooner.
 
-What belongs to one message lives in objects made for that message: a `Head` when it begins (`on_message_begin`), then a
-`Request`. The connection keeps no field of a message, so none can reach the next one.
+All fields of a message live in objects that are created for it: a `Head` when it begins (`on_message_begin`), then a
+`Request`. The connection keeps no field of a message, so none can reach the next message.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["ClientGone", "HttpConnection", "HttpServer", "Reply", "Request", "Re
 
 log = get_logger("server")
 
-_MOST_HEAD = MOST_TARGET_BYTES + MOST_HEADER_BYTES  # the request line and the headers as they arrive
-_PIECE = 16_384  # bytes that are parsed at once: the limits are looked at between pieces
+_MOST_HEAD = MOST_TARGET_BYTES + MOST_HEADER_BYTES  # bytes of the request line and the headers
+_PIECE = 16_384  # bytes that are parsed at once: the limits are checked between pieces
 _HEAD_SECONDS = 10.0
 _BODY_SECONDS, _BODY_RATE = 30.0, 16_384  # a body has so long, and a second more for each so many bytes that came
 _IDLE_SECONDS, _CROWDED_IDLE_SECONDS = 75.0, 5.0
@@ -61,19 +61,19 @@ class HttpConnection(Caller):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
-        self._head: Head | None = None  # of the message whose head arrives
-        self._head_bytes = 0  # that arrived and were not yet a whole head
+        self._head: Head | None = None  # of the message whose head is arriving
+        self._head_bytes = 0  # bytes that have arrived of a head that is not complete
         self._reading: Request | None = None
-        self._plain = 0  # bytes of a body that the parser leaves to us: it skips the body of a request to upgrade
+        self._plain = 0  # bytes of a body that the parser does not read: it skips the body of an upgrade request
         self._unparsed = memoryview(b"")
         self._serving: Request | None = None
         self._next: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._paused = False
         self._resting = False
-        self._deaf = False  # nothing more is parsed: the connection ends with an answer given or under way
-        self._unread = False  # bytes came, or may come, that nobody parses
-        self._last: ApiProblem | None = None  # said after the answers under way
+        self._deaf = False  # nothing more is parsed: the connection ends after the current answer
+        self._unread = False  # bytes have arrived, or may arrive, that are never parsed
+        self._last: ApiProblem | None = None  # the error that is sent after the current answers
         self._can_write: asyncio.Future[None] | None = None
         self.lost = False
         self.admitted = counted_from is not None
@@ -126,7 +126,7 @@ class HttpConnection(Caller):
             self._parse_on()
 
     def _parse_on(self) -> None:
-        """Parse what has arrived, piece by piece, until a request has to wait for its turn."""
+        """Parse the received bytes, piece by piece, until a request has to wait for its turn."""
         while self._unparsed and not self._paused and not self._deaf:
             piece, self._unparsed = self._unparsed[:_PIECE], self._unparsed[_PIECE:]
             self._parse(piece)
@@ -156,7 +156,7 @@ class HttpConnection(Caller):
             self._refuse(error)
 
     def _parse_head(self, data: bytes | memoryview) -> None:
-        """Parse bytes of which the first are not a body's."""
+        """Parse bytes that begin with a head or a part of one."""
         before = self._head
         self._head_bytes += len(data)
         self._parser.feed_data(data)
@@ -166,7 +166,8 @@ class HttpConnection(Caller):
             self.deadline = time.monotonic() + _HEAD_SECONDS
 
     def _take_plain(self, data: bytes | memoryview) -> None:
-        """Read what follows a request to upgrade, which is served as if it had not asked: its body, if it has one."""
+        """Read the bytes after the head of an upgrade request, which is served as a normal request: its body, if it has
+        one."""
         if self._plain:
             part = bytes(data[: self._plain])
             self._plain -= len(part)
@@ -177,7 +178,7 @@ class HttpConnection(Caller):
         self._unread = self._unread or len(data) > 0
 
     # ── the parser ───────────────────────────────────────────────────────────────────────────────────────────────
-    # What these methods raise stops the parser for good: the connection ends.
+    # An exception from one of these methods stops the parser for good, and the connection ends.
 
     def on_message_begin(self) -> None:
         if self._deaf:
@@ -192,7 +193,8 @@ class HttpConnection(Caller):
         head = self._head
         if head is None:
             raise malformed("a body must not have trailer fields after its chunks")
-        # Not a method of the head: one more call for each field would cost a small request 3 % of its time here.
+        # Inlined instead of a method of the head: one more call per field would cost a small request 3 % of its time
+        # here.
         headers, key, text = head.headers, name.decode("latin-1").lower(), value.rstrip().decode("latin-1")
         if key in headers:
             head.repeat(key, text)
@@ -221,7 +223,7 @@ class HttpConnection(Caller):
             self._pause()
 
     def _ignore_upgrade(self, request: Request) -> None:
-        """Serve a request as if it had not asked to upgrade, and as the last one of the connection."""
+        """Serve an upgrade request as a normal request, and as the last one of the connection."""
         if request.method == "CONNECT" or "transfer-encoding" in request.headers:
             self._reading = None
             raise malformed("a request must not be CONNECT, and must not upgrade and have a body in chunks")
@@ -242,7 +244,7 @@ class HttpConnection(Caller):
         request, self._reading = self._reading, None
         assert request is not None
         request.end()
-        if not request.keep_alive:  # what follows the last request of a connection is none
+        if not request.keep_alive:  # bytes after the last request of a connection are not a request
             self._deaf = True
         if request is self._serving and self._can_write is None:
             self.deadline = _NEVER
@@ -289,7 +291,7 @@ class HttpConnection(Caller):
     def _go_on(self, last: Request) -> None:
         if not last.keep_alive or self._server.leaving:
             self._linger()
-        elif self._next:  # it came before whatever was refused
+        elif self._next:  # it arrived before the refused bytes
             self._serve(self._next.popleft())
         elif self._last is not None:
             self._last_words(self._last)
@@ -325,7 +327,7 @@ class HttpConnection(Caller):
         lines = f"content-type: {reply.media_type}\r\n" + self._server.head_lines(reply.headers)
         if reply.cookies:
             lines += "".join(f"set-cookie: {cookie}\r\n" for cookie in reply.cookies)
-        ends = self._deaf and not self._next and self._last is None  # else another answer follows
+        ends = self._deaf and not self._next and self._last is None  # otherwise another answer follows
         if ends or not request.keep_alive or not request.complete or self._server.leaving:
             request.keep_alive = False
             lines += "connection: close\r\n"
@@ -356,7 +358,8 @@ class HttpConnection(Caller):
             self.deadline = time.monotonic() + _BODY_SECONDS
 
     def _refuse(self, error: ApiProblem) -> None:
-        """Say why and hang up. Answers to the requests before it come first; one whose body is refused gets this."""
+        """Send the error, then close the connection. Answers to earlier requests come first. A request whose body is
+        refused gets this error as its answer."""
         self._unread = True
         if self._deaf:
             return
@@ -411,7 +414,7 @@ class HttpConnection(Caller):
 
 
 def _cause(error: httptools.HttpParserCallbackError) -> ApiProblem:
-    """Return what a method that the parser calls has raised."""
+    """Return the exception that a callback of the parser raised."""
     if isinstance(error.__context__, ApiProblem):
         return error.__context__
     log.error("a request could not be read", error=repr(error.__context__), exc_info=error)

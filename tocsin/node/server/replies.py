@@ -33,8 +33,8 @@ class Reply(Struct, kw_only=True):
 
 
 class Page(Reply, Generic[T]):
-    """One page of a list, newest first; `next_cursor` is the next call's `cursor`, null on the last page. A page may be
-    short, even empty, without being the last."""
+    """One page of a list, newest first; `next_cursor` is the next call's `cursor`, null on the last page. A page that
+    is not the last one may be short or empty."""
 
     items: list[T]
     next_cursor: str | None
