@@ -189,7 +189,7 @@ async def get(db: Database, who: Identity, id_: str) -> dict[str, Any]:
 async def list_backfills(
     db: Database, who: Identity, job_id: str | None, state: str | None, before: str | None, limit: int
 ) -> windows.Listed:
-    """A tenant's backfills, newest first. A page looks at a bounded number of them."""
+    """List a tenant's backfills, newest first. A page reads a bounded number of them."""
     given = {"tenant": who.tenant_id, "most": limit, "job": job_id, "state": state}
     given |= {"low": windows.LOWEST, "high": before or windows.HIGHEST}
     named = {"job": SQL["only_job"], "state": SQL["only_state"]}

@@ -70,7 +70,7 @@ select b.id::text as id, b.job_id::text as job_id, j.name as job_name, b.state, 
  where b.tenant_id = $1 and b.id = $2
 
 -- :name list
--- Of a range of ids, newest first. The conditions that are asked for are sections `only_…`.
+-- Backfills of a range of ids, newest first. Sections `only_…` are the conditions of the filters.
 -- :include with_ends
  where b.tenant_id = $tenant and b.id >= $low::uuid and b.id < $high::uuid
    $ONLY
@@ -78,7 +78,7 @@ select b.id::text as id, b.job_id::text as job_id, j.name as job_name, b.state, 
  limit $most
 
 -- :name floor
--- The id behind so many backfills; no row if there are fewer.
+-- The id behind that many backfills; no row if there are fewer.
 select b.id::text
   from backfills b
  where b.tenant_id = $tenant and b.id >= $low::uuid and b.id < $high::uuid
@@ -88,7 +88,7 @@ offset $window
  limit 1
 
 -- :name only_job
--- By its index: see history.sql for why that is said twice.
+-- By its index: history.sql explains why the condition is repeated.
 and b.job_id = $job::uuid
 and (b.tenant_id, b.job_id, b.id) >= ($tenant, $job::uuid, $low::uuid)
 and (b.tenant_id, b.job_id, b.id) < ($tenant, $job::uuid, $high::uuid)

@@ -75,7 +75,7 @@ async def visible(db: Database, who: Identity, job_ids: Iterable[str]) -> set[st
 async def list_jobs(
     db: Database, who: Identity, filter_: JobFilter, before: str | None, limit: int, estimates: Estimates
 ) -> windows.Listed:
-    """Newest first. A page looks at a bounded number of jobs."""
+    """List jobs, newest first. A page reads a bounded number of jobs."""
     given: dict[str, Any] = filter_._asdict() | {
         "tenant": who.tenant_id,
         "most": limit,
@@ -98,7 +98,7 @@ def _query(given: Mapping[str, Any]) -> windows.Query:
 
 
 async def _workflows(db: Database, who: Identity, given: Mapping[str, Any]) -> windows.Looked:
-    """Among many jobs there are few workflows: those that match are looked for among the newest of them."""
+    """Search among the newest workflows of the tenant. A tenant has few workflows among many jobs."""
     most = windows.WINDOWS[0]
     ids = await workflow_ids(db, who.tenant_id, given["high"], most)
     looked = await windows.look(db, who, _query({**given, "pool": None, "ids": ids}))

@@ -1,7 +1,7 @@
 -- :name columns
 select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.created_at, j.updated_at, j.zone_rules,
        t.next_fire_at,
-       -- The first occurrence that waits, by the index of occurrences: a job may have a million runs of other kinds.
+       -- The first waiting occurrence, by the index of occurrences: a job may have a million runs of other kinds.
        (select r.ready_at from runs r
          where r.job_id = j.id and r.tenant_id = j.tenant_id and r.trigger = 'schedule' and r.attempt = 0
            and r.state in ('staged', 'ready', 'waiting')
@@ -33,10 +33,10 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
           from (select h.run_id, h.state, h.finished_at,
                        (extract(epoch from h.finished_at - h.started_at) * 1000)::float8 as took_ms
                   from history h
-                 -- The comparisons of whole keys make the index by job cheaper than a walk over all runs of the tenant:
-                 -- where nearly all are of one job, the planner takes one for the other. The other two conditions leave
-                 -- out partitions: no run is older than its job, but for the order of ids of one instant, nor of a day to
-                 -- come. (48 bits of milliseconds are the instant in an id.)
+                 -- The comparison of whole keys makes the index by job cheaper than a scan of all runs of the tenant:
+                 -- if nearly all runs belong to one job, the planner may choose the scan. The other two conditions
+                 -- exclude partitions: no run is older than its job, except for the order of ids within one instant,
+                 -- and no run is from a future day. (The first 48 bits of an id are its instant in milliseconds.)
                  where h.job_id = j.id and h.tenant_id = j.tenant_id and h.final
                    and h.run_id >= (lpad(to_hex(greatest(('x' || translate(left(j.id::text, 13), '-', ''))::bit(48)::bigint
                                                          - 86400000, 0)), 12, '0') || '00000000000000000000')::uuid
@@ -56,7 +56,7 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
  where j.tenant_id = $1 and j.name = $2 and j.state in ('active', 'paused')
 
 -- :name list
--- Jobs of a range of ids, newest first. The conditions that are asked for are sections `only_…`.
+-- Jobs of a range of ids, newest first. Sections `only_…` are the conditions of the filters.
 -- :include columns
  where j.tenant_id = $tenant and j.node is null and j.id >= $low::uuid and j.id < $high::uuid
    $ONLY
@@ -64,8 +64,8 @@ select j.tenant_id, j.id::text as id, j.name, j.version, j.state, j.spec, j.crea
  limit $most
 
 -- :name floor
--- The id behind so many jobs; no row if there are fewer. Run as the engine: for a key of few jobs the policies would discard
--- rows uncounted.
+-- The id behind that many jobs; no row if there are fewer. Run as the engine: for a key of few jobs the policies would
+-- discard rows uncounted.
 select j.id::text
   from jobs j
  where j.tenant_id = $tenant and j.id >= $low::uuid and j.id < $high::uuid
@@ -75,7 +75,7 @@ offset $window
  limit 1
 
 -- :name only_closed
--- Paused or cancelled: by an index of its own.
+-- Paused or cancelled: has an index of its own.
 and j.node is null and j.state = $state and j.state in ('paused', 'cancelled')
 and (j.tenant_id, j.state, j.id) >= ($tenant, $state, $low::uuid)
 and (j.tenant_id, j.state, j.id) < ($tenant, $state, $high::uuid)

@@ -62,10 +62,10 @@ class Unfit(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The claimed rows, each with the `slot` it goes to (from 1); the places of all that left the queue, among them
-    what was parked or ended instead of claimed; for each place the next instant of what is staged; when the rates that
-    were used let the next one through; jobs of which an occurrence waits for the run that it replaces; what found no
-    worker; and who of those it looked at is kept for whom."""
+    """The result of a claim: the claimed rows, each with its `slot` (from 1); the places of all rows that left the
+    queue, including those that were parked or ended instead; for each place the next staged instant; when the used
+    rates allow the next run; jobs with an occurrence that waits for the run it replaces; rows that found no worker; and
+    which of the examined workers are kept for which run."""
 
     rows: list[Row]
     left: Counter[tuple[int, int]]
@@ -77,7 +77,7 @@ class Taken(NamedTuple):
     hints: Sequence[Hint] = ()  # where something became claimable by what ended here
 
 
-# Verdicts by which a row leaves the queue. What is bound waits for locks.
+# Verdicts by which a row leaves the queue. Bound rows wait for locks.
 _LEAVES = ("paused", "breaker", "overlap", "replace", "skipped_overlap", "coalesced", "expired", "limit", "rate")
 _FITTED = ("fitted", "fitted_limited")
 _BOUND = ("limited", *_FITTED)
@@ -115,8 +115,8 @@ async def take(db: Database, shares: Sequence[Share], slots: Sequence[str], fitt
 async def _pick(
     db: Database, workers: list[str], whose: list[int], shares: Sequence[Share], *, fresh: bool = False
 ) -> tuple[list[Row], list[Row]]:
-    """One claim statement: the rows it looked at, and for each place what is staged next. `fresh`: it passes over runs
-    whose deadline is over."""
+    """Run one claim statement. Return the rows that it examined and, for each place, the next staged instant. `fresh`:
+    pass over runs whose deadline is over."""
     sent = time.monotonic()
     with STEP_SECONDS.labels("claim").time():
         rows = await db.fetch("vital", SQL["take"], workers, whose, *columns(shares, 6)[:5], fresh)
@@ -124,7 +124,7 @@ async def _pick(
     await db.failpoints.hit("claim.after_commit")
     rows, later = rows[: len(rows) - len(shares)], rows[len(rows) - len(shares) :]
     if rows and rows[0]["verdict"] == "go":
-        # A clock that was set back is noticed before anybody is told an instant that it has not reached.
+        # Notice a clock that was set back before any caller gets an instant that the clock has not reached again.
         db.clock.observe(rows[0]["claimed_at"], sent, received)
     return rows, later
 
@@ -137,19 +137,19 @@ def _unused(rows: Iterable[Row], slots: int) -> list[int]:
 async def _pick_behind(
     db: Database, workers: list[str], whose: list[int], free: list[int], shares: Sequence[Share], seen: list[Row]
 ) -> tuple[list[Row], list[Row]]:
-    """Look behind runs whose deadline is over: they took up the share of others. There may be any number of them: one
-    more statement passes over them all, and the sweep ends those that are left."""
+    """Look behind runs whose deadline is over: they used up the share of other runs. There may be any number of them:
+    one more statement passes over all of them, and the sweep ends those that remain."""
     went = Counter((row["lane_id"], row["tenant_id"]) for row in seen if row["verdict"] == "go")
     rest = [s._replace(most=s.most - went[s.lane_id, s.tenant_id]) for s in shares]
     rows, later = await _pick(db, workers, [whose[slot - 1] for slot in free], rest, fresh=True)
-    # Those that wait for locks are found once more.
+    # This statement finds the rows that wait for locks again.
     kept = [row for row in seen if row["verdict"] not in ("expired", *_BOUND)]
     return kept + [_Seated(row, free[row["slot"] - 1]) if row["verdict"] == "go" else row for row in rows], later
 
 
 async def _end_named(db: Database, rows: Sequence[Row]) -> list[Hint]:
-    """ready | staged → skipped | expired, of runs whose end concerns more than themselves. Each reason in a transaction
-    of its own, so that runs are locked in the order of their ids."""
+    """ready | staged → skipped | expired, of runs whose end affects their job, a limit or other runs. Each reason has
+    its own transaction, so that runs are locked in the order of their ids."""
     woken: list[Hint] = []
     for verdict in (*_SKIPPED, "expired"):
         found = [row for row in rows if row["verdict"] == verdict]
@@ -295,7 +295,7 @@ class _Fit:
         )
         if self._seating.seat(guest):
             return True
-        if run["suspect"] and run["needs"] is None:  # it waits for no room, and for seconds at most
+        if run["suspect"] and run["needs"] is None:  # it does not wait for room, and it waits for seconds at most
             return False
         until = until if near_only else None
         self.unfit.append(Unfit(run["lane_id"], run["tenant_id"], run["id"], run["order_key"], until))

@@ -43,16 +43,15 @@ living as materialized (
 
 -- :name take
 -- ready | staged (due) → running, for each (lane, tenant) up to its share, in order; what must not run now is parked
--- (→ waiting) or ended (→ skipped, expired). Rows under an exact limit, or with needs of their own, are only named: they need the
--- lock of the limit, or of a worker, first. So do suspects: runs whose worker was lost with them, for the first seconds
--- in which they could run again. A worker is given one of them at a time, so that a second loss shows which one it was.
--- Last, for each place (`later`), comes the next instant of what is staged.
+-- (→ waiting) or ended (→ skipped, expired). Rows under an exact limit, or with needs of their own, are only named:
+-- they need the lock of the limit, or of a worker, first. So do suspects: runs whose worker was lost with them, for the
+-- first seconds in which they can run again. A worker gets one suspect at a time, so that a second loss shows which run
+-- caused it. Last, for each place (`later`), comes the next staged instant.
 --   $1 workers  $2 for each free slot, whose it is (from 1)  $3 lanes  $4 tenants  $5 shares
---   $6 floors of what is ready  $7 floors of what is staged  $8 whether runs past their deadline are passed over
+--   $6 floors of ready runs  $7 floors of staged runs  $8 whether runs past their deadline are passed over
 -- :include slots
 suspects as materialized (
-    -- How many of the workers hold no run that a worker before was lost with: each of them may have one such run. Read
-    -- only if one is met.
+    -- How many of the workers hold no suspect: each of them may take one. Evaluated only if a suspect is met.
     select count(*) filter (where s.held is null) as welcome
       from unnest($1::uuid[]) as k(id)
       left join lateral (
@@ -170,7 +169,7 @@ parked as (
 ended as (
     delete from runs r
      using judged j
-     -- A run whose end concerns its job, a limit or other runs is only named: those have to be locked before it is.
+     -- A run whose end affects its job, a limit or other runs is only named: those must be locked before the run.
      where not j.awaited and r.ctid = j.place
        and (j.verdict in ('skipped_overlap', 'coalesced') or j.verdict = 'expired' and not j.gates)
     returning r.*, case j.verdict when 'expired' then 'expired' else 'skipped' end as final_state, j.verdict as reason,
@@ -209,8 +208,8 @@ select l.tenant_id, l.key::text as key
            for no key update skip locked) l
 
 -- :name make_limits
--- Limits of these runs' jobs and keys that are not there: they were removed while nobody needed them. Whoever makes one
--- holds it.
+-- Create the missing limits of these runs' jobs and keys: they were removed while unused. The transaction that creates
+-- a limit holds its lock.
 insert into limits (tenant_id, key, max)
 select n.tenant_id, n.key, max(n.max)
   from unnest($1::int[], $2::uuid[], $3::uuid[]) as k(tenant_id, job_id, key_id)
@@ -248,7 +247,7 @@ select k.id::text as id, u.used
          where r.worker_id = k.id and r.needs is not null and r.state in ('running', 'stopping')) u
 
 -- :name suspected
--- Those of these workers that hold a run that a worker before was lost with, read after the locks.
+-- The workers among these that hold a suspect, read after the locks.
 select k.id::text as id
   from unnest($1::uuid[]) as k(id)
  cross join lateral (

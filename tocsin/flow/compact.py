@@ -223,8 +223,8 @@ def _follows(whole: Part, part: Part) -> bool:
 
 
 async def clean(db: Database, objects: ObjectStore) -> int:
-    """Remove some objects whose time has come; answers how many. Those with segments that are not replaced stay. Raises
-    if one could not be removed; the others are, and it is tried again later."""
+    """Remove some objects that are due. Return how many. Objects with segments that are not replaced stay. If an object
+    cannot be removed, the others are removed first, then this raises; a later turn tries again."""
     due = [row for row in await db.fetch("engine", SQL["due"], _MOST_GARBAGE) if not row["needed"]]
 
     async def remove(row: Row) -> None:

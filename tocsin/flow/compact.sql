@@ -69,9 +69,9 @@ select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
     on conflict (object) do update set due_at = excluded.due_at
 
 -- :name due
--- Up to $1 objects whose time has come. Those in which others' segments are not compacted yet stay. Each is put off before
--- somebody tries to delete it: one that storage refuses to delete holds up none of those behind it. By less than the ten
--- minutes of `use`: nobody takes it into use meanwhile.
+-- Up to $1 objects that are due. Objects that also hold segments that are not compacted yet stay. Each object is put
+-- off before its deletion is tried: one that storage refuses to delete does not delay those behind it. The delay is
+-- shorter than the ten minutes of `use`, so that no server takes the object into use before the deletion.
 with due as materialized (
     select g.ctid as place,
            exists (select from log_segments s where s.object = g.object and s.replaced_at is null) as needed
@@ -88,7 +88,8 @@ update log_garbage g
 returning g.object, g.due_at, d.needed
 
 -- :name forget
--- The object is gone; unless somebody is just writing it anew, who has put it off since ($2; flow/erase.py).
+-- The object is deleted. Keep the row if a server that writes the object again has put it off since ($2;
+-- flow/erase.py).
 with segments as (delete from log_segments where object = $1 and replaced_at is not null)
 delete from log_garbage where object = $1 and due_at = $2
 

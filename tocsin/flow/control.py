@@ -160,7 +160,8 @@ async def cancel(
 
 
 class _Piece(NamedTuple):
-    """What came of a piece of a job's runs: how many were cancelled, up to which (None: there are no more)."""
+    """The result for one piece of a job's runs: how many were cancelled, and the last id of the piece (None: no more
+    runs)."""
 
     runs: int
     upto: str | None
@@ -168,7 +169,7 @@ class _Piece(NamedTuple):
 
 
 async def _cancel_piece(connection: Connection, job: Key, reason: str, stop_running: bool, after: str) -> _Piece:
-    """Cancel the next runs of a job that is locked and takes no new ones."""
+    """Cancel the next runs of a job. The job must be locked and must not accept new runs."""
     upto: str | None = await connection.fetchval(SQL["last_of_piece"], *job, after, PIECE)
     await lock_limits(connection, [job])
     rows = await cancel_runs(
@@ -179,8 +180,8 @@ async def _cancel_piece(connection: Connection, job: Key, reason: str, stop_runn
 
 
 async def go_on_cancelling(db: Database) -> Controlled | None:
-    """Cancel the next piece of a job that was cancelled with more runs than one transaction ends; None if there is no
-    such job, or others are at it."""
+    """Cancel the next piece of a job that was cancelled with more runs than one transaction ends. Return None if there
+    is no such job, or if other servers hold all of them."""
     async with db.transaction("cancel") as connection:
         row = await connection.fetchrow(SQL["next_cancel"])
         if row is None:
@@ -191,7 +192,7 @@ async def go_on_cancelling(db: Database) -> Controlled | None:
         piece = await _cancel_piece(connection, job, row["reason"], row["stop_running"], row["done_to"])
         if piece.upto is not None:
             await connection.execute(SQL["cancelled_to"], *job, piece.upto)
-            await connection.execute(SQL["hold"], *job)  # the end of a run of a one-time job takes it away
+            await connection.execute(SQL["hold"], *job)  # the end of a run of a one-time job removes the hold
         else:
             await connection.execute(SQL["cancelled_all"], *job)
             await connection.execute(SQL["unhold"], *job)

@@ -15,16 +15,16 @@ update jobs
 insert into holds (tenant_id, job_id) values ($1, $2) on conflict do nothing
 
 -- :name last_of_piece
--- The last of the next $4 runs of a job after $3; none if there are fewer.
+-- The last of the next $4 runs of a job after $3; no row if there are fewer.
 select r.id::text from runs r where r.tenant_id = $1 and r.job_id = $2 and r.id > $3::uuid order by r.id offset $4 - 1 limit 1
 
 -- :name cancel_later
--- Runs of a cancelled job that are left; until they are cancelled the job's hold keeps them from workers.
+-- Record that runs of a cancelled job remain. The job's hold keeps workers from them until they are cancelled.
 insert into cancels (tenant_id, job_id, reason, stop_running, done_to) values ($1, $2, $3, $4, $5)
     on conflict do nothing
 
 -- :name next_cancel
--- The cancelled job whose turn it is. One that another server goes on with is left out.
+-- The cancelled job that is next in turn. A job that another server continues is left out.
 select c.tenant_id, c.job_id::text as job_id, c.reason, c.stop_running, c.done_to::text as done_to
   from cancels c
  order by c.turn_at, c.job_id

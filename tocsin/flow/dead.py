@@ -31,7 +31,7 @@ _ONLY = {"error_class": SQL["only_error_class"], "job": SQL["only_job"]}
 async def list_dead(
     db: Database, who: Identity, job: str | None, error_class: str | None, before: str | None, limit: int
 ) -> windows.Listed:
-    """Newest first. A page looks at a bounded number of letters."""
+    """List dead letters, newest first. A page reads a bounded number of letters."""
     given = {"tenant": who.tenant_id, "most": limit, "job": job, "error_class": error_class}
     given |= {"low": windows.LOWEST, "high": before or windows.HIGHEST}
     only = [condition for name, condition in _ONLY.items() if given[name] is not None]

@@ -1,5 +1,5 @@
 -- :name list
--- Of a range of ids, newest first. The conditions that are asked for are sections `only_…`.
+-- Dead letters of a range of ids, newest first. Sections `only_…` are the conditions of the filters.
 select d.run_id::text as id, d.job_id::text as job_id, j.name as job_name, d.job_version, d.died_at, d.error_class,
        d.error, d.args, d.tags::text as tags
   from dead_letters d
@@ -10,7 +10,7 @@ select d.run_id::text as id, d.job_id::text as job_id, j.name as job_name, d.job
  limit $most
 
 -- :name floor
--- The id behind so many letters; no row if there are fewer.
+-- The id behind that many letters; no row if there are fewer.
 select d.run_id::text
   from dead_letters d
  where d.tenant_id = $tenant and d.run_id >= $low::uuid and d.run_id < $high::uuid
@@ -20,7 +20,7 @@ offset $window
  limit 1
 
 -- :name only_job
--- By its index: see history.sql for why that is said twice.
+-- By its index: history.sql explains why the condition is repeated.
 and d.job_id = $job::uuid
 and (d.tenant_id, d.job_id, d.run_id) >= ($tenant, $job::uuid, $low::uuid)
 and (d.tenant_id, d.job_id, d.run_id) < ($tenant, $job::uuid, $high::uuid)

@@ -38,7 +38,7 @@ STOP_SECONDS = 60.0  # that workers have to prove that they stopped
 SETTLE_SECONDS = 60.0  # without a trace: no call, and no turn of a loop, takes longer
 _SOON, _RARELY = 2.0, 30.0  # seconds until the next turn, with and without something to do
 _REMEMBERED = 3 * 86_400.0
-_TENANTS = 50  # in one turn, during which nobody archives
+_TENANTS = 50  # in one turn, during which no server archives
 _WAVE = 10_000  # rows in one transaction, which takes a fraction of a second
 _AT_ONCE = 50  # objects
 # Where a test may end it, in this order.

@@ -21,8 +21,9 @@ update tenants set suspended_at = coalesce(suspended_at, now()) where id = $1
 update api_keys set revoked_at = now() where tenant_id = $1 and revoked_at is null
 
 -- :name due
--- Erasures under way, and once an hour those that are over, for what came late; up to $1, those first that were looked at
--- longest ago. Noted before it is tried: what fails comes back after all others.
+-- Up to $1 erasures: those in progress and, once an hour, finished ones, for data that arrived late. The one that was
+-- tried longest ago comes first. The attempt is recorded before it is made, so that a failing one comes after all
+-- others.
 with due as materialized (
     select e.tenant_id from erasures e
      where e.state <> 'erased' or e.looked_at < now() - interval '1 hour'
@@ -118,7 +119,8 @@ update erasures e
 returning coalesce(extract(epoch from now() - e.empty_since), 0)::float8
 
 -- :name forget_duties
--- Worker keys and workers that may serve it, among others; and the lanes that it made, which others may use.
+-- Worker keys and workers that may serve this tenant, among others; and the lanes that it created, which others may
+-- use.
 with lanes_made as (update lanes l set made_by = null where l.made_by = $1),
 keys as (update api_keys k set serves = array_remove(k.serves, $1::int) where $1 = any(k.serves))
 update workers w set serves = array_remove(w.serves, $1::int) where $1 = any(w.serves)

@@ -20,8 +20,8 @@ from tocsin.wire import CircuitEvent, JobEvent, RunEvent
 SQL = Sql(__file__)
 OPEN_SECONDS = 600.0  # a feed stays open so long after it was last renewed
 _KEPT_SECONDS, _KEPT_ROWS = 600.0, 50_000
-_FEEDS = 10  # that are closed or trimmed in one statement, each with some 50,000 rows
-_MOST_TRIMMED = 200_000  # rows, in one statement
+_FEEDS = 10  # feeds that one statement closes or trims, each with some 50,000 rows
+_MOST_TRIMMED = 200_000  # rows in one statement
 _PAGE = 100  # rows, of up to a hundred changes each
 _read_changes = msgspec.json.Decoder(list[list[Any]]).decode
 _EVENT_ID = re.compile(r"(\d{1,10})-(\d{1,18})-(\d{1,18})-(\d{1,9})", re.ASCII)

@@ -35,8 +35,8 @@ select w.tenant_id, f.mark, f.since, s.horizon, e.xid, e.seq, e.at, e.subject, e
  order by w.tenant_id, e.xid, e.seq
 
 -- :name close
--- Feeds that nobody has renewed, $1 at most, with all that is in them; and those whose numbers are another cluster's, which
--- a restored dump brings along. Answers how many.
+-- Delete at most $1 feeds that were not renewed, with all their rows, and feeds with transaction numbers of another
+-- cluster, which come from a restored dump. Returns how many.
 with due as materialized (
     select f.tenant_id from event_feeds f
      where f.open_until < now() or f.since > pg_current_xact_id()::text::bigint
@@ -51,8 +51,9 @@ with due as materialized (
 select count(*)::int from closed
 
 -- :name trim
--- Of the $4 feeds behind $3: what is older than $1 seconds, and what is more than $2 rows, by whole transactions. One node
--- does it, others pass. Answers the last feed, and whether more than $5 rows were to go: the rest is to be asked for again.
+-- Of the $4 feeds after $3: delete rows older than $1 seconds and rows beyond the newest $2, by whole transactions. One
+-- node does this; the others skip. Returns the last feed, and whether more than $5 rows had to go: then call again for
+-- the rest.
 with feed as materialized (
     select f.tenant_id, pg_snapshot_xmin(pg_current_snapshot())::text::bigint as horizon
       from event_feeds f
@@ -77,7 +78,7 @@ cut as materialized (
              order by e.xid desc, e.seq desc
             offset $2 limit 1) many on true
 ),
--- What is left for the next time nobody reads any more.
+-- Rows that remain for the next call are not readable any more.
 old as materialized (
     select e.place
       from cut c

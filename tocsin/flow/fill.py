@@ -55,13 +55,13 @@ class Tables:
         self._known: OrderedDict[Key, Timetable] = OrderedDict()
 
     async def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Timetable]:
-        """Those of these backfills that can be read; what is not known yet costs one query."""
+        """Return the backfills that can be read. One query reads all that are not cached."""
         missing = [key for key in keys if key not in self._known]
         if missing:
             for row in await connection.fetch(SQL["plans"], *columns(missing, 2)):
                 try:
                     self._known[_key(row)] = decode_plan(row["plan"]).between(row["from_at"], row["to_at"])
-                except Exception as error:  # one that nobody can read must not keep the others from their runs
+                except Exception as error:  # a backfill that cannot be read must not keep the others from their runs
                     told = f"{type(error).__name__}: {error}"
                     log.error("a backfill cannot be read", tenant_id=row["tenant_id"], backfill=row["id"], error=told)
         found = {key: self._known[key] for key in keys if key in self._known}

@@ -3,7 +3,7 @@ insert into workers (id, key_id, name, pool, slots, labels, targets, functions, 
 values ($1, $2, $3, $4, $5, $6::jsonb, $7::text[], $8::text[], $9, now() + $10 * interval '1 second', $11::int[], $12::int[])
 
 -- :name came_back
--- The process of a worker that was lost still runs: it did not go down.
+-- The process of a lost worker still runs: it did not go down.
 update workers set went_down = false where id = $1 and key_id = $2 and went_down
 
 -- :name pool
@@ -74,7 +74,8 @@ select count(*)
  where w.state = 'gone'
 
 -- :name prune
--- Those long gone that hold nothing, some at a time; what they offered is kept for as long as a report may be on it.
+-- Workers that are long gone and hold nothing, some at a time. Their offers are kept for as long as a report may use
+-- them.
 with gone as (
     delete from workers
      where id in (select w.id from workers w

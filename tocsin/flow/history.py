@@ -36,8 +36,8 @@ _ONLY = {
 
 
 class _Side(NamedTuple):
-    """One of the two tables: its statements, and its filters. Those of `indexed` have an index of their own, the most
-    selective first."""
+    """One of the two tables: its statements and its filters. The filters in `indexed` have an index of their own; the
+    most selective filter comes first."""
 
     rows: str
     floor: str
@@ -64,7 +64,7 @@ _ENDED = _Side(
     },
     ("error_class", "outcome", "state", "job"),
 )
-# Most runs succeed: an index of those would cost each report a write.
+# Most runs succeed: an index of successful runs would cost each report a write.
 _SUCCEEDED = {"state": SQL["ended_state_succeeded"], "outcome": SQL["ended_outcome_succeeded"]}
 
 
@@ -112,11 +112,12 @@ async def list_runs(
 ) -> windows.Listed:
     """Newest first, over live, ended and archived runs."""
     given = _given(who, filter_, before, limit)
-    # In this order: a run that ends, or a day that is archived, between two of them is found twice, and never missed.
+    # The order matters: a run that ends, or a day that is archived, between two of these reads is found twice, never
+    # missed.
     looked = [await _look(db, who, side, given) for side in _sides(filter_)]
     runs = {row["id"]: run_document(row) for side in looked for row in side.rows}
     floors = [side.floor for side in looked if side.floor is not None]
-    filled = sorted(runs, reverse=True)[limit - 1 : limit]  # the last run of the page, if the page is full already
+    filled = sorted(runs, reverse=True)[limit - 1 : limit]  # the last run of the page, if the page is already full
     lowest = max(floors + filled, default=None)
     async with db.tenant(who.tenant_id, "history") as connection:
         found = await _archived(connection, who, given, lowest)
@@ -126,7 +127,7 @@ async def list_runs(
 
 
 def _given(who: Identity, filter_: RunFilter, before: str | None, most: int) -> dict[str, Any]:
-    """The parameters of a list: the filters, None where not asked for, and between which ids runs are asked for."""
+    """Return the parameters of a list: the filters, with None for those not given, and the range of run ids."""
     since, until = (None if at is None else lowest_id(at) for at in (filter_.from_, filter_.to))
     return {
         "tenant": who.tenant_id,
@@ -143,7 +144,8 @@ def _given(who: Identity, filter_: RunFilter, before: str | None, most: int) -> 
 
 
 def _before_runs_of(job: str) -> str:
-    """Return an id below all runs of a job: none is older, but for the order of ids of one instant."""
+    """Return an id below all runs of a job: no run is older than its job, except for the order of ids within one
+    instant."""
     day = cold.day_of(job)
     if not EPOCH.date() < day < cold.LAST_DAY:
         return windows.LOWEST
@@ -151,7 +153,7 @@ def _before_runs_of(job: str) -> str:
 
 
 def _sides(filter_: RunFilter) -> list[_Side]:
-    """The tables that may have such runs, live ones first."""
+    """Return the tables that may contain such runs, live runs first."""
     live = filter_.state in (None, *LIVE) and filter_.outcome is None and filter_.error_class is None
     ended = filter_.state not in LIVE
     return [side for side, has in ((_LIVE, live), (_ENDED, ended)) if has]

@@ -42,7 +42,7 @@ select run.*
  limit 1) run
 
 -- :name list_live
--- Live runs of a range of ids, newest first. The conditions that are asked for are sections `live_…`.
+-- Live runs of a range of ids, newest first. Sections `live_…` are the conditions of the filters.
 -- :include live
  where r.tenant_id = $tenant and r.id >= $low::uuid and r.id < $high::uuid
    $ONLY
@@ -50,7 +50,7 @@ select run.*
  limit $most
 
 -- :name list_ended
--- Ended runs, likewise, with sections `ended_…`.
+-- Ended runs of a range of ids, newest first. Sections `ended_…` are the conditions of the filters.
 -- :include ended
  where h.tenant_id = $tenant and h.run_id >= $low::uuid and h.run_id < $high::uuid and h.final
    $ONLY
@@ -58,8 +58,8 @@ select run.*
  limit $most
 
 -- :name floor_live
--- The id behind so many rows, by the index that `list_live` reads; no row if there are fewer. Run as the engine: for a key
--- of few jobs the policies would discard rows uncounted.
+-- The id behind that many rows, by the index that `list_live` reads; no row if there are fewer. Run as the engine: for
+-- a key of few jobs the policies would discard rows uncounted.
 select r.id::text
   from runs r
  where r.tenant_id = $tenant and r.id >= $low::uuid and r.id < $high::uuid
@@ -77,8 +77,8 @@ select h.run_id::text
 offset $window
  limit 1
 
--- Each condition with an index says so twice. The equality tells the planner that the index has the right order, and the
--- comparison of whole keys makes this index cheaper than a walk over all runs of the tenant, whatever the statistics say.
+-- Each condition with an index is repeated. The equality tells the planner that the index has the right order. The
+-- comparison of whole keys makes this index cheaper than a scan of all runs of the tenant, whatever the statistics say.
 
 -- :name live_job
 and r.job_id = $job::uuid
@@ -107,7 +107,7 @@ and h.final and h.state = $state and h.state <> 'succeeded'
 and (h.tenant_id, h.state, h.run_id) >= ($tenant, $state, $low::uuid)
 and (h.tenant_id, h.state, h.run_id) < ($tenant, $state, $high::uuid)
 -- :name ended_state_succeeded
--- Most runs: an index would cost each of them a write.
+-- Most runs succeed: an index would cost each of them a write.
 and h.state = 'succeeded'
 -- :name ended_outcome_succeeded
 and h.outcome = 'succeeded'
@@ -117,8 +117,8 @@ and h.worker_id = $worker::uuid
 and h.tags @> $tag::jsonb
 
 -- :name list_cold
--- Ended runs from files, in DuckDB. Only conditions that are asked for stand in it: then whole parts of files are passed
--- over by what they say of themselves.
+-- Ended runs from files, in DuckDB. Only the conditions that were asked for are in the statement, so that DuckDB can
+-- skip whole parts of files by their statistics.
 -- :include ended_in_files
  where final and tenant_id = $tenant and run_id >= $low::uuid and run_id < $high::uuid
    $ONLY

@@ -23,7 +23,7 @@ _MOST_LINE, _MOST_NAME = 65_536, 16  # characters of a text; of a stream and a l
 _MOST_CHUNKS = 64
 _MOST_ROUNDS = 3
 _MOST_PROBES = 100_000  # look-ups of late chunks that do not name their tenant, in one shipment
-_LITTLE, _PER_LINE = 16 * 1024, 32  # characters that take about a millisecond to compress, and what each line adds
+_LITTLE, _PER_LINE = 16 * 1024, 32  # characters that compress in about a millisecond, and the extra cost of each line
 _LOOKS_AT_ONCE = 16
 _MOST_READ = 262_144  # characters in one answer
 # One thread: more would only take the interpreter, and its words out of the processor's cache, from each other.
@@ -103,7 +103,7 @@ async def _stored(db: Database, worker_id: str, chunks: list[LogChunk]) -> dict[
 
 
 def _lookup(chunk: LogChunk) -> tuple[str, int, int, int]:
-    tenant = chunk.tenant if 0 <= chunk.tenant < 2**31 else -1  # no tenant's number: found nowhere
+    tenant = chunk.tenant if 0 <= chunk.tenant < 2**31 else -1  # not a tenant's number: matches nothing
     return chunk.run_id, chunk.attempt, chunk.fence, tenant
 
 

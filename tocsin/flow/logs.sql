@@ -34,8 +34,8 @@ select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room,
  where r.worker_id = $1 and r.fence = i.fence and r.outcome <> 'lost' and r.finished_at > now() - interval '1 hour'
 
 -- :name late_anywhere
--- The same for workers of an older build, which do not name the tenant: each tenant's index is asked, $5 times at most;
--- the first chunk is always looked for.
+-- For workers of an older build, which do not name the tenant: search each tenant's index, at most $5 times. The first
+-- chunk is always searched for.
 select i.n, r.tenant_id, r.job_id::text as job_id, r.id::text as run_id, q.room, l.lines
   from unnest($2::uuid[], $3::int[], $4::bigint[]) with ordinality as i(run_id, attempt, fence, n)
  cross join tenants t

@@ -43,7 +43,7 @@ async def told(db: Database, parcels: Parcels, who: Identity) -> Parents:
     whole = [
         row["result"] and msgspec.Raw((await parcels.whole(who.tenant_id, row["result"])).encode()) for row in rows
     ]
-    return _parents(rows, whole)  # passed on as they are
+    return _parents(rows, whole)  # passed on unchanged
 
 
 def _is_large(rows: Sequence[Row], most: int) -> bool:

@@ -10,7 +10,7 @@ from tocsin.store.db import Database, Sql, connect
 
 SQL = Sql(__file__)
 DAYS_AHEAD = 7
-_MOST_DAYS = 400  # for which partitions are made at once
+_MOST_DAYS = 400  # days for which partitions are created at once
 
 
 def wanted(now: datetime) -> list[datetime]:
@@ -32,8 +32,8 @@ async def make_ahead(db: Database) -> list[str]:
 
 
 async def make_missing(db: Database) -> list[str]:
-    """Make the partitions that live runs need and do not have; answers their names. Days that are read from files
-    get none: nobody would find their rows, and the archivist would remove them."""
+    """Create the partitions that live runs need and that are missing. Return their names. Days that are read from files
+    get no partition: no query would find its rows, and the archivist would remove it."""
     oldest = await db.fetchval("engine", SQL["oldest_live"])
     days = wanted(await db.read_clock())
     if oldest is not None:

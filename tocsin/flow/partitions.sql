@@ -5,7 +5,7 @@ select c.relname::text as name
  where i.inhparent = 'history'::regclass
 
 -- :name oldest_live
--- The run that was made first of those that have not ended.
+-- The oldest run that has not ended.
 select r.id::text
   from tenants t
  cross join lateral (select r.id from runs r where r.tenant_id = t.id order by r.id limit 1) r
@@ -13,7 +13,7 @@ select r.id::text
  limit 1
 
 -- :name unmade
--- Which of these days have no partition and are not read from files.
+-- The days among these that have no partition and are not read from files.
 select d.day
   from unnest($1::date[]) as d(day)
  where not exists (select from archived_days a where a.day = d.day)

@@ -94,7 +94,7 @@ class Payloads:
         return dict(zip(openers, found, strict=True))
 
     async def openers(self, asked: Mapping[str, Asked], by_url: bool) -> dict[str, Opener]:
-        """For each of these runs, how to open its arguments."""
+        """Return, for each of these runs, the function that opens its arguments."""
         sealing = {(a.tenant_id, a.packed.data_key) for a in asked.values() if a.packed.data_key}
         keys = await self._data_keys.read(sealing)
         if sealing:
@@ -166,9 +166,9 @@ def _nowhere() -> NotFound:
 
 
 async def clean(db: Database, objects: ObjectStore) -> int:
-    """Look at some of those who need objects, and at some objects; those that nobody needs go. Answers how many of
-    either were looked at: then there may be more. Whoever is interrupted is followed by the next turn. Raises if an
-    object could not be deleted; the others are, and it is tried again later."""
+    """Check some uses of objects and some objects, and delete objects that are not needed. Return how many of either
+    were checked; if not zero, there may be more. The next turn continues after an interruption. If an object cannot be
+    deleted, the others are deleted first, then this raises; a later turn tries again."""
     looked_at = int(await db.fetchval("engine", SQL["review_uses"], _MOST_USES))
     due = await db.fetch("engine", SQL["due"], _MOST_OBJECTS)
 

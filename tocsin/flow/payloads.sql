@@ -9,10 +9,10 @@ select j.tenant_id, j.id::text as id, j.workflow_id::text as workflow_id
  where j.workflow_id is not null
 
 -- :name review_uses
--- Whose time to be looked at has come, up to $1: a run needs its arguments and its result while it is live, dead or in hot
--- history, and for as long as its day is in the archive; a job needs what a document of its names. Those that need nothing
--- any more leave; what they needed is looked at an hour later, when nobody who has read them before can still be making
--- something that needs it, too.
+-- Up to $1 uses that are due for a check. A run needs its arguments and its result while it is live, dead or in hot
+-- history, and while its day is in the archive. A job needs the objects that its documents name. Uses that are over are
+-- deleted. Their objects are checked an hour later, when no transaction that has read these rows can still create
+-- something that needs the objects.
 with due as materialized (
     select u.ctid as place, u.tenant_id, u.object, u.user_id, u.day, right(u.object, 64) as sha256
       from payload_uses u
@@ -39,8 +39,8 @@ with due as materialized (
 ), kept as (
     update payload_uses u
        set look_at = now() + interval '1 day',
-           -- Older servers did not say on which day a run was made that needs its arguments. Its id says so, in its first
-           -- 48 bits, as milliseconds.
+           -- Older servers did not record the day of a run that needs its arguments. The first 48 bits of the run's id
+           -- are that instant in milliseconds.
            day = case when j.is_run
                       then coalesce(u.day, (to_timestamp(('x' || translate(left(u.user_id::text, 13), '-', ''))::bit(48)
                                                          ::bigint / 1000.0) at time zone 'UTC')::date)
@@ -61,8 +61,8 @@ with due as materialized (
 select count(*) from judged
 
 -- :name due
--- Up to $1 objects whose time to be looked at has come. What a court or an auditor may ask for stays. Each is put off before
--- somebody tries to delete it: one that storage refuses to delete holds up none of those behind it.
+-- Up to $1 objects that are due for a check. Objects under a legal hold stay. Each object is put off before its
+-- deletion is tried: one that storage refuses to delete does not delay those behind it.
 with due as materialized (
     select p.ctid as place,
            exists (select from payload_uses u where u.tenant_id = p.tenant_id and u.object = p.object)
@@ -80,5 +80,5 @@ update payloads p
 returning p.tenant_id, p.object, p.look_at, d.needed
 
 -- :name forget
--- The object is gone; unless somebody has put it off since ($3).
+-- The object is deleted. Keep the row if another transaction has put it off since ($3).
 delete from payloads where tenant_id = $1 and object = $2 and look_at = $3

@@ -1,10 +1,10 @@
 """plan: turn cursors that fall due within the horizon into staged runs, and move the cursors, in one transaction.
 
-The planner only stages. Overlap, limits and pause are decided when a run becomes due. Occurrences that fell due during
-an outage are decided here, by the pure rule of `model.misfire`; every other occurrence is staged, however late.
+The planner only stages. Overlap, limits and pause are decided when a run becomes due. The pure rule in `model.misfire`
+decides here about occurrences that fell due during an outage. Every other occurrence is staged, however late.
 
-A turn has a budget of runs. A cursor that owes more than its piece of it is left at its first unstaged occurrence and
-goes on beside the others, in rounds. A cursor that cannot be planned waits apart from the others.
+A turn has a budget of runs. A cursor that owes more than its piece of the budget stays at its first unstaged occurrence
+and continues beside the others, in rounds. A cursor that cannot be planned waits apart from the others.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from tocsin.telemetry import MISSED, PLANNED, SCHEDULES_STUCK, get_logger
 
 SQL = Sql(__file__)
 log = get_logger("plan")
-BATCH = 1000  # cursors that are due, of one turn
-RUNS = 2000  # that a turn stages
-PIECE = 20  # runs of a cursor that falls due in the turn
-BEHIND = 50  # cursors of one turn that had more to stage than their piece
-LARGE_PIECE = 200  # runs of such a cursor
-WAITING = 100  # cursors of one turn that waited for something
-_REASONS = 100  # of which a turn looks whether they still hold
-_OUTAGES = 1000  # that are told apart; all time before the oldest of so many counts as one outage
-_YIELD = 100  # occurrences that are computed before others get the event loop
-_LOOK_SECONDS, _RETRY_SECONDS = 1.0, 60.0  # how often to look at what cursors wait for, and at those that failed
-_FAILED = "error"  # what a cursor waits for that made a turn fail
+BATCH = 1000  # due cursors in one turn
+RUNS = 2000  # runs that a turn stages
+PIECE = 20  # runs of one due cursor in one turn
+BEHIND = 50  # cursors in one turn that had more to stage than their piece
+LARGE_PIECE = 200  # runs of one such cursor
+WAITING = 100  # cursors in one turn that waited for something
+_REASONS = 100  # wait reasons that a turn checks
+_OUTAGES = 1000  # outages that are kept apart; all time before the oldest of them counts as one outage
+_YIELD = 100  # occurrences that are computed before the event loop gets a turn
+# Seconds between checks of wait reasons, and between retries of failed cursors
+_LOOK_SECONDS, _RETRY_SECONDS = 1.0, 60.0
+_FAILED = "error"  # the wait reason of a cursor that made a turn fail
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
 class Rotation:
-    """Where a planner goes on among cursors that are behind or wait, so that each of them gets its turn."""
+    """The position of a planner among cursors that are behind or wait, so that each of them gets its turn."""
 
     def __init__(self) -> None:
         self.behind = self.failed = _FIRST_ID
@@ -57,7 +58,7 @@ class Rotation:
         self._looked = self._retried = float("-inf")
 
     async def look(self, db: Database) -> list[str]:
-        """Return what waiting cursors may have now, at most once a second."""
+        """Return the wait reasons that may have ended. Check at most once a second."""
         now = time.monotonic()
         if now < self._looked + _LOOK_SECONDS:
             return []
@@ -72,8 +73,8 @@ class Rotation:
         return await _over(db, reasons)
 
     def go_on(self, rows: Sequence[Row], asked_failed: int) -> bool:
-        """Go on behind these cursors, or from the beginning if there were no more; return whether some that are behind
-        have not been looked at. `asked_failed`: how many of those that failed were asked for."""
+        """Continue after these cursors, or from the beginning if there were no more. Return whether cursors that are
+        behind remain to be examined. `asked_failed`: how many failed cursors the statement asked for."""
         behind = [row["job_id"] for row in rows if row["class"] == "behind"]
         unseen = self.behind != _FIRST_ID or len(behind) == BEHIND
         self.behind = max(behind) if len(behind) == BEHIND else _FIRST_ID
@@ -84,7 +85,8 @@ class Rotation:
 
 
 async def _over(db: Database, reasons: Sequence[str]) -> list[str]:
-    """Of what cursors wait for, what is there now: rules that this node has, calendars, and what is worth a retry."""
+    """Return the wait reasons that have ended: zone rules that this node has, calendars that exist, and failures that
+    are due for a retry."""
     named = {_waits_for_calendar(key): key for key in map(_calendar_waited_for, reasons) if key is not None}
     there: set[CalendarKey] = set()
     if named:
@@ -131,14 +133,14 @@ class _Turn(NamedTuple):
 
 
 class _Skipped(NamedTuple):
-    """A cursor that cannot be planned, and what it waits for."""
+    """A cursor that cannot be planned, and the reason why it waits."""
 
     row: Row
     reason: str
 
 
 class PlanResult(NamedTuple):
-    """What one turn did: cursors moved, where runs were staged, and whether there is more to do at once."""
+    """The result of one turn: moved cursors, where runs were staged, and whether more can be done at once."""
 
     cursors: int
     hints: list[Hint]
@@ -183,13 +185,13 @@ async def plan(db: Database, horizon: timedelta, rotation: Rotation | None = Non
 
 
 def _is_fresh(row: Row) -> bool:
-    """Whether a turn was recorded less than a second ago."""
+    """Return whether a turn was recorded less than a second ago."""
     at = row["turned_at"]
     return at is not None and timedelta(0) <= row["now"] - at < timedelta(seconds=1)
 
 
 async def _bisect(db: Database, horizon: timedelta, keys: Sequence[Key], error: BaseException) -> PlanResult:
-    """Plan these cursors, of which one makes the turn fail: that one waits, the others go on."""
+    """Plan these cursors when one of them makes the turn fail. That cursor waits, and the others continue."""
     if len(keys) == 1:
         async with db.transaction("plan") as connection:
             rows = await connection.fetch(SQL["these"], *columns(keys, 2))
@@ -211,7 +213,7 @@ async def _bisect(db: Database, horizon: timedelta, keys: Sequence[Key], error: 
 
 
 async def _turn_over(db: Database, horizon: timedelta, pick: Pick) -> PlanResult:
-    """Plan the cursors that `pick` locks, as far as the budget goes."""
+    """Plan the cursors that `pick` locks, within the budget."""
     async with db.transaction("plan") as connection:
         rows = await pick(connection)
         if not rows:
@@ -236,7 +238,7 @@ async def _turn_over(db: Database, horizon: timedelta, pick: Pick) -> PlanResult
 
 
 async def _turns(connection: Connection, rows: Sequence[Row], until: datetime) -> tuple[list[_Turn], list[_Skipped]]:
-    """Return what to do with each cursor that the budget reaches, and those that cannot be planned."""
+    """Return the action for each cursor that the budget reaches, and the cursors that cannot be planned."""
     read, skipped = _read_all(rows)
     known = await calendars.read(connection, map(_calendar, read))
     counts = await triggers.read_counts(connection, [_key(row) for row in read if _most(row) is not None])
@@ -253,7 +255,7 @@ async def _turns(connection: Connection, rows: Sequence[Row], until: datetime) -
             continue
         try:
             turn = _turn(row, until, calendar and known[calendar], counts, _outages_of(row, outages), most)
-        except Exception as error:  # nobody knows what is in a row that a bug or a hand has written
+        except Exception as error:  # a row that a bug or a person wrote may contain anything
             skipped.append(_failed(row, error))
             continue
         turns.append(turn)
@@ -262,12 +264,12 @@ async def _turns(connection: Connection, rows: Sequence[Row], until: datetime) -
 
 
 def _precedence(row: Row) -> tuple[bool, bool, datetime]:
-    """Those that fall due come before those that waited, and those that are behind come last."""
+    """Sort due cursors before cursors that waited, and cursors that are behind last."""
     return row["class"] == "behind", row["class"] == "waiting", row["next_fire_at"]
 
 
 def _read_all(rows: Iterable[Row]) -> tuple[list[Row], list[_Skipped]]:
-    """Set those apart whose schedule cannot be read, or only by a node with newer rules of its zone."""
+    """Separate the cursors whose schedule cannot be read, or only by a node with newer rules of its zone."""
     read, skipped = [], []
     for row in rows:
         try:
@@ -284,7 +286,8 @@ def _read_all(rows: Iterable[Row]) -> tuple[list[Row], list[_Skipped]]:
 
 
 class _Budget:
-    """Share the runs of a turn out to its cursors, evenly. A quarter is kept for those that are behind, if any are."""
+    """Shares the runs of a turn evenly among its cursors. A quarter is kept for cursors that are behind, if there are
+    any."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._behind: int = sum(row["class"] == "behind" for row in rows)
@@ -300,7 +303,7 @@ class _Budget:
         return min(PIECE, -(-max(0, self._left - self._kept) // self._others))
 
     async def use(self, row: Row, runs: int) -> None:
-        """Count what a cursor has staged; let others have the event loop now and then."""
+        """Count the runs that a cursor has staged, and give the event loop a turn from time to time."""
         self._left -= runs
         if row["class"] == "behind":
             self._behind -= 1
@@ -313,7 +316,7 @@ class _Budget:
 
 
 async def _outages(connection: Connection, rows: Sequence[Row]) -> list[Outage]:
-    """Return the outages that these cursors may have seen. Cursors that are not late have seen none."""
+    """Return the outages that may concern these cursors. Outages do not concern cursors that are not late."""
     first = min((row["next_fire_at"] for row in rows), default=None)
     if first is None or first >= rows[0]["now"]:
         return []
@@ -325,7 +328,7 @@ async def _outages(connection: Connection, rows: Sequence[Row]) -> list[Outage]:
 
 
 def _outages_of(row: Row, outages: Sequence[Outage]) -> Sequence[Outage]:
-    """Add the time in which nobody could plan this cursor, if it is more than a minute."""
+    """Add the time during which no node could plan this cursor, if it is more than a minute."""
     since = row["unplanned_since"]
     if since is None or row["now"] - since <= SHORTEST_OUTAGE:
         return outages
@@ -342,7 +345,7 @@ def _turn(
 ) -> _Turn:
     schedule = _schedule(row["schedule"])
     table = timetable(schedule, row["anchor"], _seed(row), calendar and calendar.calendar)
-    # No count: an edit has taken it away since `due` read the schedule, and `advance` will notice.
+    # No count: an edit has removed it since `due` read the schedule. `advance` will notice.
     count = counts.get(_key(row)) if schedule.max_runs is not None else None
     left = count.left(schedule.max_runs) if schedule.max_runs is not None and count is not None else None
     most = most if left is None else min(most, left)
@@ -358,7 +361,7 @@ def _failed(row: Row, error: BaseException) -> _Skipped:
 
 
 async def _skip(connection: Connection, skipped: Sequence[_Skipped]) -> None:
-    """Let these cursors wait; those that waited for the same before are left as they are."""
+    """Make these cursors wait. Cursors that already waited for the same reason stay unchanged."""
     new = [
         (row["place"], row["job_place"], row["job_id"], row["next_fire_at"], row["version"], reason)
         for row, reason in skipped

@@ -5,11 +5,11 @@
  cross join lateral (select * from tenants n where n.id = t.tenant_id limit 1) n
 
 -- :name due
--- Lock the cursors of one turn: those that fall due within the horizon; some of those that are behind, in the order of
--- their ids; and some of those that wait for something that is there now. None of the three hides another. A row that
--- another planner holds is its business.
---   $1 horizon  $2 at most so many that are due  $3 those behind this id  $4 at most so many that are behind
---   $5 what waiting cursors can have now  $6 at most so many for each  $7 of those that failed, those behind this id
+-- Lock the cursors of one turn: cursors that fall due within the horizon; some of those that are behind, in the order
+-- of their ids; and some of those whose wait reason has ended. None of the three groups hides another. Rows that
+-- another planner has locked are skipped.
+--   $1 horizon  $2 maximum of due cursors  $3 behind: only ids after this  $4 maximum of cursors that are behind
+--   $5 wait reasons that have ended  $6 maximum for each reason  $7 failed: only ids after this
 select t.class, t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
        t.next_fire_at, t.unplanned_since, t.waits_for, t.kept_until, j.version,
        coalesce(j.anchored_at, j.created_at) as anchor, j.schedule, j.zone_rules, now() as now,
@@ -39,7 +39,7 @@ select t.class, t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.
 -- :include job_of_cursor
 
 -- :name these
--- Lock these cursors, as `due` does: one of them made a turn fail.
+-- Lock these cursors as `due` does: one of them made a turn fail.
 select 'due' as class, t.place, j.place as job_place, t.tenant_id, n.slug as tenant, t.job_id::text as job_id, j.name,
        t.next_fire_at, t.unplanned_since, t.waits_for, t.kept_until, j.version,
        coalesce(j.anchored_at, j.created_at) as anchor, j.schedule, j.zone_rules, now() as now,
@@ -53,7 +53,7 @@ select 'due' as class, t.place, j.place as job_place, t.tenant_id, n.slug as ten
 -- :include job_of_cursor
 
 -- :name reasons
--- What cursors wait for, $2 at most behind $1, skipping from one to the next in the index.
+-- At most $2 wait reasons after $1, skipping from one to the next in the index.
 with recursive known as (
     (select t.waits_for, 1 as place from triggers t where t.waits_for > $1 order by t.waits_for limit 1)
     union all
@@ -66,13 +66,13 @@ with recursive known as (
 select waits_for from known
 
 -- :name gap
--- The time since the last completed turn is an outage if it is more than a minute.
+-- The time since the last completed turn counts as an outage if it is more than a minute.
     insert into outages (from_at, to_at)
     select p.turned_at, now() from planner p where p.turned_at < now() - interval '60 seconds'
 
 -- :name outages
--- Outages that a cursor at $1 may have seen, with the one that ends now; the newest $2 of them. If this turn is not
--- completed, the next one makes the outage longer.
+-- The newest $2 outages that may concern a cursor at $1, including the one that ends now. If this turn does not
+-- complete, the next one makes the outage longer.
 with gap as (
 -- :include gap
         on conflict (from_at) do update set to_at = greatest(outages.to_at, excluded.to_at)
@@ -83,8 +83,8 @@ union all
 (select o.from_at, o.to_at from outages o where o.to_at > $1 order by o.to_at desc limit $2)
 
 -- :name completed
--- Record that a turn was completed, once a second at most. An outage that the turn has seen keeps its end. A clock that
--- was set back leaves nothing in the future: what is recorded there never was.
+-- Record a completed turn, at most once a second. An outage that the turn has seen keeps its end. After a clock was set
+-- back, records in the future are removed: those turns never happened.
 with gap as (
 -- :include gap
         on conflict do nothing
@@ -123,7 +123,7 @@ update triggers t
 returning t.job_id::text as job_id
 
 -- :name skip
--- Cursors that this turn could not plan wait, where they stand, by the same compare-and-set.
+-- Cursors that this turn could not plan stay where they are and wait, by the same compare-and-set.
 update triggers t
    set waits_for = n.reason, unplanned_since = coalesce(t.unplanned_since, least(t.next_fire_at, now()))
   from unnest($1::tid[], $2::tid[], $3::uuid[], $4::timestamptz[], $5::int[], $6::text[])
@@ -162,8 +162,8 @@ select k.tenant_id, k.job_id::text as job_id
            for no key update skip locked) t
 
 -- :name take_back
--- A statement of its own, after the locks, so that it sees what whoever held them before has written. A parked cursor goes
--- on where it stood; under a pause, it is held there. Nobody planned it meanwhile.
+-- A separate statement after the locks, so that it sees the writes of the previous holders of the locks. A parked cursor
+-- continues where it stood; under a pause, it is held there. No node planned it while it was parked.
 with gone as (
     delete from unclaimed u
      using unnest($1::int[], $2::uuid[]) as k(tenant_id, job_id)
@@ -202,7 +202,7 @@ delete from unclaimed u
             where not exists (select from run_counts c where c.tenant_id = f.tenant_id and c.job_id = f.job_id)))
 
 -- :name stuck
--- How many cursors stand where they stood a minute after their instant, as far as ten thousand of each class.
+-- How many cursors are still due a minute after their instant, counted up to ten thousand for each class.
 select (select count(*)
           from (select from triggers
                  where next_fire_at < now() - interval '60 seconds' and kept_until is null and waits_for is null

@@ -21,8 +21,9 @@ MANY = 100
 async def preview_schedule(
     db: Database, who: Identity, schedule: Schedule, after: datetime | None, count: int, name: str | None, run: Run
 ) -> Preview:
-    """Words, instants and warnings for a job that would be made at `after`, or now; raises what would be refused. `run`
-    computes beside the event loop: a hundred instants of a rare schedule are a search through decades."""
+    """Return words, instants and warnings for a job that would be created at `after`, or now. Raise the error that its
+    creation would raise. `run` computes beside the event loop: a hundred instants of a rare schedule need a search
+    through decades."""
     calendar = None
     if schedule.calendar is not None:
         async with db.tenant(who.tenant_id, "preview") as connection:

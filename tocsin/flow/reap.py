@@ -8,7 +8,7 @@ from tocsin.store.db import Database, Row, Sql
 from tocsin.wire import Finished, RunError
 
 SQL = Sql(__file__)
-_HOLDERS, _RUNS = 500, 1000  # workers that are looked at, and runs that are taken back, at once
+_HOLDERS, _RUNS = 500, 1000  # workers that are examined, and runs that are taken back, at once
 _FIRST = "00000000-0000-0000-0000-000000000000"
 _LOST = RunError(class_="lost", message="the worker stopped reporting")
 _POISON = RunError(
@@ -30,19 +30,19 @@ async def lapse(db: Database) -> list[tuple[str, str]]:
 
 
 async def orphans(db: Database) -> list[Orphan]:
-    """Runs that nobody will report: each to be ended as `lost`, and one that is poison for good."""
+    """Return runs of lost workers. Each must end as `lost`; a run that is poison ends for good."""
     return [_orphan(row) for row in await db.fetch("vital", SQL["orphans"])]
 
 
 class Strays(NamedTuple):
-    """Runs whose worker is long gone or not known any more, and where to look on (None: from the beginning)."""
+    """Runs whose worker is long gone or unknown, and where the next search continues (None: from the beginning)."""
 
     orphans: list[Orphan]
     after: str | None
 
 
 async def strays(db: Database, after: str | None) -> Strays:
-    """Find runs that `orphans` does not see: it looks at workers that have gone within a day."""
+    """Find runs that `orphans` does not see: `orphans` covers only workers that were lost within a day."""
     holders = await db.fetch("vital", SQL["strays"], after or _FIRST, _HOLDERS)
     gone = [row["id"] for row in holders if row["stray"]]
     found = await db.fetch("vital", SQL["held_by"], gone, _RUNS) if gone else []

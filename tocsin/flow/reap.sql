@@ -1,6 +1,7 @@
 -- :name lapse
--- Workers whose lease is over on the database's clock. From here on they are gone, whatever they say. One that was not
--- to be drained went down, and if it held just one run that a worker before was lost with, that run is its suspect.
+-- Workers whose lease has ended on the database's clock. From here on they are gone, even if they report again. A
+-- worker that was not draining went down. If it held exactly one run that an earlier worker was lost with, that run is
+-- its suspect.
 with lapsed as (
     select id from workers where state <> 'gone' and lease_until < now() order by id limit 100 for update skip locked
 ),
@@ -22,8 +23,8 @@ update workers w
 returning w.id::text as id, w.name
 
 -- :name orphans
--- Runs whose worker is gone. One that was its worker's only suspect is poison if its attempt before this one ended with a
--- worker that went down, too, and has not come back since.
+-- Runs whose worker is gone. A run that was its worker's only suspect is poison if its previous attempt also ended with
+-- a worker that went down and has not come back since.
 select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence, r.tenant_id,
        r.id is not distinct from w.suspect_id and exists (
             select from (select h.worker_id, h.outcome, h.finished_at from history h
@@ -31,7 +32,7 @@ select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence, r.t
                           order by h.attempt desc
                           limit 1) h
              cross join lateral (select * from workers b where b.id = h.worker_id limit 1) b
-             -- An end that the worker reported itself came before it went down.
+             -- If the worker reported the end of the attempt itself, it did so before it went down.
              where h.outcome = 'lost' and b.went_down and h.finished_at >= b.gone_at) as poison
   from (select id, suspect_id from workers where state = 'gone' and gone_at > now() - interval '1 day') w
  cross join lateral (
@@ -39,8 +40,8 @@ select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence, r.t
  limit 1000
 
 -- :name strays
--- $2 of the workers that hold runs, in their order from $1 on, skipping from one to the next in the index; `stray`: there is
--- no such worker any more, or it has been gone for so long that `orphans` does not look at it.
+-- $2 of the workers that hold runs, in order from $1 on, skipping from one to the next in the index; `stray`: the
+-- worker is unknown, or it has been gone for so long that `orphans` does not see it.
 with recursive holders as (
     (select r.worker_id, 1 as n from runs r
       where r.state in ('running', 'stopping') and r.worker_id > $1
@@ -61,7 +62,7 @@ select h.worker_id::text as id,
  order by h.worker_id
 
 -- :name held_by
--- Runs of these workers, in their order.
+-- Runs of these workers, in order.
 select r.worker_id::text as worker_id, r.id::text as id, r.attempt, r.fence, r.tenant_id, false as poison
   from unnest($1::uuid[]) as k(id)
  cross join lateral (

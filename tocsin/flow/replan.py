@@ -37,8 +37,8 @@ class Wave(NamedTuple):
 
 
 async def follow(db: Database, failed: Failed | None = None) -> Wave:
-    """Plan jobs anew that are behind their calendars or their zones' rules, a hundred at most. One that fails stops no
-    other."""
+    """Replan at most a hundred jobs that are behind their calendars or their zones' rules. A job that fails does not
+    stop the others."""
     failed = failed if failed is not None else Failed()
     looked_at = WAVE + len(failed)
     keys = failed.without(map(_key, await db.fetch("engine", SQL["behind_calendars"], looked_at)))

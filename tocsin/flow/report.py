@@ -68,7 +68,7 @@ class Reported(NamedTuple):
     heads: bool = False  # whether a workflow run has come to its end
     fills: bool = False  # whether a run of a backfill may have
     folded: bool = False  # whether a node is to be unfolded
-    postponed: frozenset[RunKey] = frozenset()  # neither accepted nor superseded: the worker is to report them again
+    postponed: frozenset[RunKey] = frozenset()  # neither accepted nor superseded: the worker must report them again
 
 
 class _Means(NamedTuple):
@@ -145,14 +145,14 @@ async def _bisect(
 
 
 async def _postpone(db: Database, specs: SpecBook, endings: Sequence[Ending], means: _Means) -> Reported:
-    """Postpone the ends of runs whose day has no partition yet: their workers keep them. The others take effect."""
+    """Postpone the ends of runs whose day has no partition yet; their workers keep them. The other ends take effect."""
     made = {row["name"] for row in await db.fetch("vital", SQL["partitions"])}
     there = [e for e in endings if f"history_{day_of(e.finished.run_id):%Y%m%d}" in made]
     if len(there) < len(endings):
         postponed = frozenset(map(_key, endings)) - frozenset(map(_key, there))
         done = await _report(db, specs, there, means) if there else Reported(set(), [])
         return done._replace(postponed=done.postponed | postponed)
-    if len(endings) > 1:  # another run, of a day without one, ends with one of these
+    if len(endings) > 1:  # one of these ends also ends another run, whose day has no partition
         return await _report_halves(db, specs, endings, means)
     return Reported(set(), [], postponed=frozenset(map(_key, endings)))
 
@@ -366,7 +366,8 @@ def _bounded(value: Any, most: int) -> str:
 
 
 async def _repeated(db: Database, endings: Sequence[Ending]) -> tuple[set[RunKey], frozenset[RunKey]]:
-    """Which of these were accepted before, and which are to be reported again because there was no time to look."""
+    """Return which of these ends were accepted before, and which must be reported again because the search was cut
+    short."""
     hinted = [e for e in endings if e.finished.tenant]
     others = [e for e in endings if not e.finished.tenant]
     found: set[RunKey] = set()
@@ -383,7 +384,7 @@ async def _repeated(db: Database, endings: Sequence[Ending]) -> tuple[set[RunKey
 
 def _lookup(ending: Ending) -> tuple[str, str, int, int, str, int]:
     f = ending.finished
-    tenant = f.tenant if 0 <= f.tenant < 2**31 else -1  # no tenant's number: found nowhere
+    tenant = f.tenant if 0 <= f.tenant < 2**31 else -1  # not a tenant's number: matches nothing
     return ending.worker_id, f.run_id, f.attempt, f.fence, f.outcome, tenant
 
 
@@ -396,8 +397,8 @@ def _count(batch: list[Ending], done: set[RunKey], answered: int) -> None:
 
 
 class Returned(NamedTuple):
-    """One run handed back by (or taken back from) a living worker before it started; not to be claimed again for so
-    many seconds."""
+    """One run that a living worker hands back, or that is taken back from it, before it started. It must not be claimed
+    again for this many seconds."""
 
     worker_id: str
     run_id: str
@@ -410,8 +411,8 @@ def _returned_run(returned: Returned) -> str:
 
 
 async def give_back(db: Database, returned: Sequence[Returned]) -> Reported:
-    """Make these runs claimable again, at once or after their delay; nothing is burned."""
-    in_order = sorted(returned, key=_returned_run)  # in which the rows are locked
+    """Make these runs claimable again, at once or after their delay. This uses up no attempt."""
+    in_order = sorted(returned, key=_returned_run)  # the order in which the rows are locked
     told = columns(in_order, 4)
     async with db.transaction("give_back", "vital") as connection:
         found = await connection.fetch(SQL["returning"], *told[:3])

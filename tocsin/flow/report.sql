@@ -140,7 +140,7 @@ select h.id::text, h.fence, a.tenant_id, a.lane_id, a.ready_at, a.order_key, nul
  cross join lateral (select * from held h where h.tenant_id = a.tenant_id and h.id = a.id limit 1) h
 
 -- :name partitions
--- Which days have a partition, by its name.
+-- The days that have a partition, by the partition's name.
 select c.relname::text as name
   from pg_inherits i
   join pg_class c on c.oid = i.inhrelid
@@ -156,8 +156,8 @@ select i.id::text as id, i.fence
  where h.fence = i.fence and h.worker_id = i.worker_id and h.outcome = i.outcome
 
 -- :name repeated_anywhere
--- The same for workers of an older build, which do not name the tenant: each tenant's index is asked. All reports of this
--- server wait meanwhile, so there are $6 questions at most; reports beyond that are not answered, the first always is.
+-- For workers of an older build, which do not name the tenant: search each tenant's index. All reports of this server
+-- wait for the result, so there are at most $6 searches. Reports beyond that get no result; the first always does.
 select i.n::int as n,
        exists (select from tenants t
                 cross join lateral (
@@ -170,8 +170,8 @@ select i.n::int as n,
  where i.n <= greatest(1, $6::bigint / (select count(*) from tenants))
 
 -- :name returning
--- What may have to be locked before these runs are handed back, since some of them may end by it. No lock: the fence in the
--- statement that follows is the guard.
+-- The jobs and limits that may have to be locked before these runs are handed back, since that may end some of them.
+-- This takes no lock: the fence in the next statement is the guard.
 select r.tenant_id, r.job_id::text as job_id, r.key_id::text as key_id, r.once,
        r.limited or coalesce(r.overlap in ('queue', 'queue_all', 'replace'), false) as gated
   from unnest($1::uuid[], $2::uuid[], $3::bigint[]) as t(worker_id, id, fence)
@@ -185,9 +185,8 @@ select r.tenant_id, r.job_id::text as job_id, r.key_id::text as key_id, r.once,
 -- :name give_back
 -- running → ready: handed back before it started, which costs neither a failure nor a loss; → cancelled if it was to
 -- be stopped. By key and not by place, as above: a cancel may have moved the row meanwhile.
--- → staged if its instant has not come, or if it is not to be claimed for a while ($4 seconds): then it is as if it had
--- never been claimed, so that its deadline counts and a pause or an edit retracts it. Only the fence stays as high as it
--- was.
+-- → staged if its instant has not come, or if it must not be claimed for a while ($4 seconds). Then it counts as never
+-- claimed: its deadline applies, and a pause or an edit retracts it. Only the fence keeps its value.
 with told as (
     select t.worker_id, t.id, t.fence,
            case when t.delay > 0 then now() + t.delay * interval '1 second' end as not_before

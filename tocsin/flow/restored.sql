@@ -39,7 +39,7 @@ recorded as (
 select id from back
 
 -- :name stamp_lanes
--- A backup may come from a database whose transactions had higher numbers: servers would read all lanes again and again.
+-- A backup may come from a database with higher transaction numbers: servers would read all lanes again and again.
 update lanes set retired_at = retired_at
 
 -- :name note

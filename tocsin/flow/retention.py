@@ -14,7 +14,7 @@ from tocsin.store.db import Database, Row, Sql, columns, connect
 from tocsin.store.objects import ObjectStore, Refusals
 
 SQL = Sql(__file__)
-# What one statement looks at: catalogues have a row for each tenant and day, and more each day.
+# Limits of one statement: catalogues have a row for each tenant and day, and grow every day.
 _WAVE = 1_000
 _TENANTS = 500
 _JOBS = 10_000
@@ -23,12 +23,13 @@ _LAST_TENANT, _LAST_ID = 2**31 - 1, str(UUID(int=2**128 - 1))
 
 
 async def expire(db: Database, runs_days: int) -> None:
-    """Let nobody read files whose retention is over, unless they are held; wave by wave."""
+    """Hide files whose retention is over from all readers, unless the files are held; in waves."""
     await _expire(lambda *wave: db.fetchrow("engine", SQL["expire"], runs_days, *wave))
 
 
 async def _expire(step: Callable[[int, int, int], Awaitable[Row]]) -> None:
-    """Take all tenants in waves of some tenants and some files. A wave that was full has more of its tenants."""
+    """Process all tenants in waves of some tenants and some files. After a full wave, the same tenants may have more
+    files."""
     behind = 0
     while True:
         wave = await step(behind, _TENANTS, _WAVE)
@@ -61,7 +62,8 @@ class _Removal:
         self._gone = 0
 
     async def remove(self, row: Row) -> bool:
-        """Whether it is gone. Of a tenant that was refused one, the others wait for the next turn."""
+        """Remove one object. Return whether it is gone. After a refusal, the tenant's other objects wait for the next
+        turn."""
         if row["tenant_id"] in self._refused:
             return False
         try:
@@ -75,7 +77,7 @@ class _Removal:
         return True
 
     def end(self) -> int:
-        """How many went; raises if one could not go."""
+        """Return how many objects were removed. Raise if one could not be removed."""
         for problem in self._refused.values():
             raise problem
         return self._gone
@@ -143,7 +145,7 @@ async def forget_jobs(db: Database, ended_before: datetime, runs_days: int) -> i
 async def _forget_jobs(
     db: Database, ended_before: datetime, runs_days: int, last: tuple[int, str], end: tuple[int, str]
 ) -> int:
-    """Those behind `last` up to `end`."""
+    """Delete the ended jobs after `last` up to `end`."""
     gone = 0
     while True:
         async with db.transaction("retention") as connection:

@@ -1,6 +1,6 @@
 -- :name expire
--- A wave: of the $3 tenants behind $2 the files whose time is over, $4 at most. $1: for how many days runs are kept of tenants
--- that do not say. From this commit on nobody reads these files.
+-- One wave: the expired files of the $3 tenants after $2, at most $4. $1: how many days runs are kept for tenants
+-- without a setting of their own. No reader uses these files after this commit.
 with wave as materialized (
     select t.id, t.legal_hold, coalesce(t.runs_days, $1::int) as days from tenants t where t.id > $2 order by t.id limit $3
 ), due as materialized (
@@ -20,7 +20,7 @@ select (select max(t.id) from wave t) as last, (select count(*)::int from wave) 
        (select count(*)::int from gone) as files
 
 -- :name expired
--- A wave of $1 files behind ($2, $3, $4). `held`: a hold that came since keeps them, unread.
+-- One wave of $1 files after ($2, $3, $4). `held`: a hold that was set since then keeps the files, unread.
 select a.tenant_id, a.day, a.object, coalesce(t.legal_hold, true) as held
   from (select a.tenant_id, a.day, a.object from archives a
          where a.expired_at is not null and (a.tenant_id, a.day, a.object) > ($2::int, $3::date, $4::text)
@@ -33,8 +33,8 @@ select a.tenant_id, a.day, a.object, coalesce(t.legal_hold, true) as held
 delete from archives where tenant_id = $1 and day = $2 and object = $3 and expired_at is not null
 
 -- :name expire_audit
--- A wave: of the $3 tenants behind $2. $1: for how many days the audit is kept of tenants that do not say. Only what comes
--- before the first file that is kept: a chain has one beginning.
+-- One wave: the $3 tenants after $2. $1: how many days the audit is kept for tenants without a setting of their own.
+-- Only files before the first one that is kept: a chain has one beginning.
 with wave as materialized (
     select t.id, t.legal_hold, coalesce(t.audit_days, $1::int) as days from tenants t where t.id > $2 order by t.id limit $3
 ), due as materialized (
@@ -66,7 +66,7 @@ select (select max(t.id) from wave t) as last, (select count(*)::int from wave) 
        (select count(*)::int from gone) as files
 
 -- :name expired_audit
--- A wave of $1 files behind ($2, $3), likewise; those whose object is gone already have none.
+-- One wave of $1 files after ($2, $3), likewise; `object` is null if it is already deleted.
 select f.tenant_id, f.first_seq, f.object, coalesce(t.legal_hold, true) as held
   from (select f.tenant_id, f.first_seq, f.object from audit_archives f
          where f.expired_at is not null and (f.tenant_id, f.first_seq) > ($2::int, $3::bigint)
@@ -80,7 +80,7 @@ select f.tenant_id, f.first_seq, f.object, coalesce(t.legal_hold, true) as held
 update audit_archives set object = null where tenant_id = $1 and first_seq = $2 and expired_at is not null
 
 -- :name forget_audit
--- Of these tenants, all that are gone but the last.
+-- Delete all rows without an object of these tenants except the last.
 delete from audit_archives f
  where f.tenant_id = any($1::int[]) and f.expired_at is not null and f.object is null
    and exists (select from audit_archives n
@@ -125,7 +125,7 @@ select distinct o, now() + interval '1 hour' from unnest($1::text[]) as o
     on conflict (object) do nothing
 
 -- :name jobs_behind
--- The last of the $3 jobs behind ($1, $2); no row if there are fewer.
+-- The last of the $3 jobs after ($1, $2); no row if there are fewer.
 select j.tenant_id, j.id::text as id
   from jobs j
  where (j.tenant_id, j.id) > ($1::int, $2::uuid)
@@ -134,9 +134,9 @@ offset $3 - 1
  limit 1
 
 -- :name lock_ended_jobs
--- One-time jobs that ended before their tenant's hot days, or before $1, behind ($2, $3) up to ($6, $7). Whoever makes a
--- run of one holds it. One that was cancelled may never have run, and then no file has it: it stays for as long as its run would
--- have, $5 days unless its tenant says otherwise, and while it is held.
+-- One-time jobs after ($2, $3) up to ($6, $7) that ended before their tenant's hot days, or before $1. A transaction
+-- that creates a run of such a job holds its lock. A cancelled job may never have run, and then no file has it: it
+-- stays for as long as its run would have, $5 days unless its tenant says otherwise, and while it is held.
 select j.tenant_id, j.id::text as id
   from jobs j
   join tenants t on t.id = j.tenant_id

@@ -1,10 +1,10 @@
-"""retire: find the lanes that no job and no run goes through, retire them, and remove them later.
+"""retire: find lanes that no job and no run uses, retire them, and remove them later.
 
-A pass goes through all jobs and then through all live runs, a page a turn, and marks the lanes that it meets. A lane
-that a whole pass has not met is retired. From then on servers ask before they send a job through it, and so take it
-back into use (`shared/lanes.py`). A lane that another whole pass, begun ten minutes later, has not met either is
-removed: nobody could have used it since. No index on jobs or runs is needed; every submission and claim would pay
-for it.
+A pass reads all jobs and then all live runs, one page per turn, and marks the lanes that it meets. A lane that a whole
+pass has not met is retired. From then on servers ask the database before they send a job through the lane, which takes
+it back into use (`shared/lanes.py`). A lane is removed if another whole pass, begun at least ten minutes later, has not
+met it either: no server can have used it since. This needs no index on jobs or runs, which every submission and claim
+would pay for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tocsin.store.db import Database, Sql
 
 SQL = Sql(__file__)
 _PAGES = {"jobs": SQL["page_of_jobs"], "runs": SQL["page_of_runs"]}
-PAGE = 10_000  # rows that one turn looks at
+PAGE = 10_000  # rows that one turn reads
 _REST = 600.0  # seconds between two passes
-_HEARD = 600.0  # seconds after which every server has heard that a lane is retired
+_HEARD = 600.0  # seconds after which every server knows that a lane is retired
 
 
 async def turn(db: Database) -> bool:
-    """Look at one page; whether there was something to do. One server at a time does it; the others do nothing."""
+    """Read one page. Return whether there was work. One server at a time does this; the others do nothing."""
     async with db.transaction("retire") as connection:
         at = await connection.fetchrow(SQL["lock"], _REST)
         if at is None:

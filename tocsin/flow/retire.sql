@@ -1,5 +1,5 @@
 -- :name lock
--- How far the pass is; nothing while another server looks, and for $1 seconds after a pass began that is over.
+-- The progress of the pass. No row while another server reads, or within $1 seconds after the start of a finished pass.
 select part, began_at, at_tenant, at_id::text as at_id
   from lane_pass
  where part <> 'done' or began_at < now() - $1 * interval '1 second'
@@ -9,7 +9,7 @@ select part, began_at, at_tenant, at_id::text as at_id
 update lane_pass set began_at = now(), part = 'jobs', at_tenant = 0, at_id = '00000000-0000-0000-0000-000000000000'
 
 -- :name page_of_jobs
--- The lanes of the next $3 jobs behind ($1, $2), how many jobs there were, and the last of them.
+-- The lanes of the next $3 jobs after ($1, $2), the number of jobs, and the last of them.
 with page as materialized (
     select j.tenant_id, j.id, j.lane_id, row_number() over (order by j.tenant_id, j.id) as n
       from jobs j
@@ -22,7 +22,7 @@ select count(*)::int as rows, array_agg(distinct p.lane_id) as lanes,
   from page p
 
 -- :name page_of_runs
--- The same of live runs: one that waits or runs may go through a lane that its job has left.
+-- The same for live runs: a run that waits or runs may use a lane that its job has left.
 with page as materialized (
     select r.tenant_id, r.id, r.lane_id, row_number() over (order by r.tenant_id, r.id) as n
       from runs r
@@ -35,8 +35,8 @@ select count(*)::int as rows, array_agg(distinct p.lane_id) as lanes,
   from page p
 
 -- :name mark
--- These lanes are in use, those too that a server has used before it heard that they are retired. Each is written once a
--- pass.
+-- Mark these lanes as used, including retired ones that a server used before it knew that they are retired. Each lane
+-- is written once per pass.
 with used as (
     update lanes l set retired_at = null, seen_at = now() where l.id = any($1::int[]) and l.retired_at is not null
 )
@@ -49,8 +49,8 @@ update lane_pass set at_tenant = $1, at_id = $2::text::uuid
 update lane_pass set part = $1, at_tenant = 0, at_id = '00000000-0000-0000-0000-000000000000'
 
 -- :name remove
--- Lanes that were retired $2 seconds before the pass began, which has not met them, and the workers that vouched for them.
--- Servers of a release that does not look keep all of them.
+-- Remove lanes that were retired at least $2 seconds before the pass began and that the pass has not met, with their
+-- vouching workers. Does nothing while servers run that do not check for retired lanes.
 with gone as (
     delete from lanes l
      where l.retired_at < $1::timestamptz - $2 * interval '1 second' and l.seen_at < $1::timestamptz
@@ -60,5 +60,5 @@ with gone as (
 delete from lane_vouchers v where v.lane_id = any (array(select g.id from gone g))
 
 -- :name retire
--- Lanes that the pass has not met. That of workflow runs stays: the servers know it by its id.
+-- Retire lanes that the pass has not met, except the lane of workflow runs: servers know it by its id.
 update lanes l set retired_at = now() where l.retired_at is null and l.seen_at < $1 and l.pool <> 'workflows'

@@ -37,7 +37,7 @@ log = get_logger("anchorer")
 AT_ONCE = 2000
 ANCHOR_SECONDS = 60.0
 ANCHORS_AT_ONCE = 50
-BEAT_SECONDS = 72_000.0  # a chain that does not move is anchored as often as this
+BEAT_SECONDS = 72_000.0  # seconds between two anchors of a chain that does not move
 _MOST_SERIES = 100_000
 _read_gaps = msgspec.json.Decoder(list[Gap]).decode
 
@@ -92,15 +92,15 @@ async def _chain(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 class Series:
-    """The last anchor of each chain that this server has written: number, and digest of its line. It goes on from there
-    even if the database says less: then somebody has put the database back, and missing anchors show it. After a
-    restore from a backup the database says where to go on."""
+    """The last anchor of each chain that this server has written: its number, and the digest of its line. The series
+    continues from there even if the database names an earlier anchor. In that case the database was set back, and the
+    missing anchors show it. After a restore from a backup the series continues from the number in the database."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[int, tuple[int, int, str]] = OrderedDict()  # by tenant: epoch, number, digest
 
     def after(self, row: Row) -> tuple[int, str]:
-        """Number and digest of the anchor that the next one follows."""
+        """Return number and digest of the anchor that the next one follows."""
         known: tuple[int, str] = row["anchor_number"], row["anchor_line"]
         own = self.last(row["tenant_id"], row["epoch"])
         if own is None or own[0] <= known[0]:
@@ -109,7 +109,7 @@ class Series:
         return own
 
     def last(self, tenant_id: int, epoch: int) -> tuple[int, str] | None:
-        """Number and digest of the last one that this server has written since the last restore."""
+        """Return number and digest of the last anchor that this server has written since the last restore."""
         known = self._last.get(tenant_id)
         return None if known is None or known[0] != epoch else known[1:]
 
@@ -129,8 +129,8 @@ async def anchor(
     every: float = ANCHOR_SECONDS,
     beat: float = BEAT_SECONDS,
 ) -> int:
-    """Write down the heads that moved, and those that were not written down for long, in one object per tenant, day and
-    `writer`; answers how many. Raises if one could not be written; the others are."""
+    """Write the heads that moved, and those whose last anchor is old, to one object per tenant, day and `writer`.
+    Return how many. If one cannot be written, the others are written first, then this raises."""
     due = await db.fetch("engine", SQL["due_anchors"], ANCHORS_AT_ONCE, every, beat)
     made = (_anchor(db, objects, master, writer, series, row) for row in due)
     done = await asyncio.gather(*made, return_exceptions=True)

@@ -62,10 +62,10 @@ update audit_heads set restores = restores || jsonb_build_array(jsonb_build_arra
 update audit_sealer set high = $1, gaps = $2, epoch = $3
 
 -- :name due_anchors
--- Heads that are not anchored, once a minute each, and every $3 seconds those that have not moved: a series of anchors that
--- ends long ago was cut off. Whoever gets one has a minute for it; the one that was tried longest ago comes first, so that
--- slow storage starves nobody. None while older records are still to be sealed, as after an upgrade: an anchor also says
--- that there were no others.
+-- Heads that are not anchored, once a minute each, and every $3 seconds the heads that have not moved: a series of
+-- anchors that ends long ago was cut off. A server has a minute for each head. The head that was tried longest ago
+-- comes first, so that slow storage starves no tenant. No rows while older records remain to be sealed, for example
+-- after an upgrade: an anchor also states that there were no other records.
 with due as materialized (
     select h.tenant_id from audit_heads h
      where (h.anchored_seq < h.seq or h.beat_at is null or h.beat_at <= now() - $3 * interval '1 second')
@@ -83,7 +83,7 @@ update audit_heads h
 returning h.tenant_id, h.seq, h.hash, now() as at, h.anchor_number, h.anchor_line, (select restored from cluster) as epoch
 
 -- :name anchored
--- $3, $4: the anchor's number, and the digest of its line.
+-- $3: the number of the anchor, $4: the digest of its line.
 update audit_heads
    set anchored_seq = greatest(anchored_seq, $2), waiting_since = case when seq > $2 then now() end,
        anchor_number = $3, anchor_line = $4, beat_at = now()

@@ -28,7 +28,7 @@ from tocsin.store.parquet import File, Parquet, checksum
 from tocsin.telemetry import get_logger
 
 SQL = Sql(__file__)
-_TENANTS = 500  # that one statement looks at
+_TENANTS = 500  # tenants in one statement
 log = get_logger("shelve")
 # Where a test may end it, in this order.
 POINTS = ("written", "stored", "proved", "listed", "removed")

@@ -8,8 +8,8 @@ select exists (select from servers where newest_migration < '0041' and seen_at >
 select h.tenant_id from audit_heads h where h.tenant_id > $1 order by h.tenant_id limit $2
 
 -- :name tenants
--- Those of $2 whose first record in the database is of a day that it need not keep here, and where its files end. $1: the first day
--- that those keep who do not say.
+-- The tenants of $2 whose first record in the database is older than the days it must keep, and where their files end.
+-- $1: the first day that is kept for tenants without a setting of their own.
 select h.tenant_id, h.anchored_seq, d.before, coalesce(f.last_seq, 0) as seq, f.last_hash as hash, f.checksum
   from audit_heads h
   join tenants t on t.id = h.tenant_id

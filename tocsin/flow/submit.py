@@ -143,7 +143,8 @@ async def _new_jobs(
 
 
 async def _give_way(request: JobRequest) -> None:
-    """Let others have a turn before a search that may look at years of days: a batch has a thousand of them."""
+    """Give the event loop a turn before a search that may read years of days: a batch has up to a thousand such
+    searches."""
     schedule = request.spec.schedule
     if schedule is not None and (schedule.rrule is not None or schedule.calendar is not None):
         await asyncio.sleep(0)

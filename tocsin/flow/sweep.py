@@ -30,24 +30,24 @@ from tocsin.store.db import Database, Row, Sql, columns
 from tocsin.telemetry import MISSED
 
 SQL = Sql(__file__, SHARED)
-_FORGOTTEN = 5_000  # idempotency records that one statement drops
-_BATCH, _BATCHES = 1000, 20  # runs past their deadline that are ended at once; how often in one turn
+_FORGOTTEN = 5_000  # idempotency records that one statement deletes
+_BATCH, _BATCHES = 1000, 20  # runs past their deadline in one statement; statements in one turn
 _JOINING = 200  # runs that wait for others, looked at in one turn
-_KEYS = 200  # limits and jobs that runs wait for, looked at and locked at once
-_LIMITS = 500  # limits that are looked at in one turn, whether anybody needs them
+_KEYS = 200  # limits and jobs that runs wait for: checked and locked at once
+_LIMITS = 500  # limits that one turn checks for use
 _REPLACED = 100  # jobs whose earlier runs are stopped in one turn
 _FIRST = "00000000-0000-0000-0000-000000000000"
 
 
 class Expired(NamedTuple):
-    """What became claimable, and whether there may be more to end."""
+    """The runs that became claimable, and whether more runs may have to end."""
 
     hints: list[Hint]
     more: bool
 
 
 async def expire(db: Database) -> Expired:
-    """staged | ready | waiting → expired: what did not start before its deadline, batch by batch."""
+    """staged | ready | waiting → expired: runs that did not start before their deadline, in batches."""
     woken: list[Hint] = []
     for _ in range(_BATCHES):
         rows = await db.fetch("engine", SQL["overdue"], _BATCH)
@@ -58,16 +58,16 @@ async def expire(db: Database) -> Expired:
 
 
 async def misfires(db: Database, lanes: Sequence[int]) -> list[Hint]:
-    """Decide about occurrences of these lanes that are more than a minute late. Those that nobody could take, because
-    no worker was there, are run, coalesced or expired as their jobs say; the others are late and run."""
+    """Decide about occurrences of these lanes that are more than a minute late. If no worker could take an occurrence
+    because none was there, it is run, coalesced or expired as its job says. The others are late and run."""
     late = [row["lane_id"] for row in await db.fetch("engine", SQL["vouch"], list(lanes))]
-    # With a worker that vouches for them, claims take most of them, and nothing has to be decided.
+    # If a worker vouches for the lane, claims take most of these runs, and nothing is left to decide.
     rows = await db.fetch("engine", SQL["misfired"], late) if late else []
     by_verdict: dict[str, list[Row]] = {"misfire_expired": [], "coalesced": [], "kept": []}
     for row in rows:
         by_verdict[_misfired(row)].append(row)
     woken: list[Hint] = []
-    # Each in a transaction of its own, so that runs are locked in the order of their ids.
+    # Each reason has its own transaction, so that runs are locked in the order of their ids.
     for reason in ("misfire_expired", "coalesced"):
         woken += await _end(db, by_verdict[reason], "skipped", reason)
         MISSED.labels(reason).inc(len(by_verdict[reason]))
@@ -86,10 +86,10 @@ def _misfired(row: Row) -> str:
 
 
 async def release_waiting(db: Database, lanes: Collection[int], after: str | None = None) -> Looked:
-    """waiting → ready where the block is over and the release was missed; looks at one page of limits and jobs.
+    """waiting → ready where the block has ended and the release was missed. Checks one page of limits and jobs.
 
-    `lanes`: where workers are free. What waits for a limit or a rate is let go there alone: elsewhere nobody could
-    start it, and it would have to wait again once the limit is full."""
+    `lanes`: lanes with free workers. Runs that wait for a limit or a rate are released only there: no worker could
+    start them elsewhere, and they would have to wait again once the limit is full."""
     rows = await db.fetch("engine", SQL["waiting"], after or _FIRST, _KEYS)
     rest = rows[-1]["key"] if len(rows) == _KEYS else None
     keys = [Key(row["tenant_id"], row["key"]) for row in rows if not row["held"]]
@@ -100,15 +100,15 @@ async def release_waiting(db: Database, lanes: Collection[int], after: str | Non
 
 
 async def release_keys(db: Database, keys: Sequence[Key], lanes: Collection[int]) -> list[Hint]:
-    """waiting → ready in these lanes where these limits have room, or their rates let some through."""
+    """waiting → ready in these lanes, where these limits have room or their rates allow a run."""
     async with db.transaction("sweep") as connection:
         await lock_limits(connection, keys)
         return hints(await release_in(connection, keys, lanes))
 
 
 class Replaced(NamedTuple):
-    """What became claimable, and who is to be told to stop, because a younger occurrence takes their place; `more`:
-    there may be more of these jobs to look at."""
+    """The runs that became claimable, and the runs that must stop because a younger occurrence replaces them; `more`:
+    these jobs may need another check."""
 
     hints: list[Hint]
     stops: list[Stop]
@@ -116,14 +116,14 @@ class Replaced(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Jobs of which an occurrence is due that replaces the run before it, and where to look on."""
+    """Jobs with a due occurrence that replaces the run before it, and where the next search continues."""
 
     jobs: list[Key]
     after: tuple[datetime, str] | None
 
 
 async def due_to_replace(db: Database, after: tuple[datetime, str] | None) -> Due:
-    """Find occurrences that are due and that no worker was free to claim."""
+    """Find occurrences that are due and that no free worker has claimed."""
     rows = await db.fetch("engine", SQL["due_to_replace"], *(after or (EPOCH, _FIRST)), _KEYS)
     last = (rows[-1]["ready_at"], rows[-1]["id"]) if len(rows) == _KEYS else None
     return Due([Key(row["tenant_id"], row["job_id"]) for row in rows], last)
@@ -151,8 +151,8 @@ async def replace_earlier(db: Database, jobs: Collection[Key]) -> Replaced:
 
 
 class Looked(NamedTuple):
-    """What became claimable, where to look on (None: from the beginning), and the limits and jobs that were looked
-    at."""
+    """The runs that became claimable, where the next search continues (None: from the beginning), and the limits and
+    jobs that were checked."""
 
     hints: list[Hint]
     after: str | None
@@ -181,8 +181,8 @@ async def forget_joins(db: Database, after: str | None) -> str | None:
 
 
 async def forget_limits(db: Database, after: Key | None) -> Key | None:
-    """Remove limits that nobody needs: there is one for each concurrency key that was ever used. Looks at one page;
-    answers where to look on. A claim that misses one makes it anew."""
+    """Remove unused limits: there is one for each concurrency key that was ever used. Checks one page and returns where
+    the next page begins. A claim that misses a limit creates it again."""
     rows = await db.fetch("engine", SQL["limits"], *(after or Key(0, _FIRST)), _LIMITS)
     unused = [Key(row["tenant_id"], row["key"]) for row in rows if row["unused"]]
     if unused:
@@ -211,8 +211,8 @@ async def _end(db: Database, rows: Sequence[Row], state: str, reason: str) -> li
 
 
 async def forget_keys(db: Database, batch: int = _FORGOTTEN, most: int = 10 * _FORGOTTEN) -> int:
-    """Drop idempotency records older than a day, a batch at a time, each in a transaction of its own: what went stays
-    gone, whatever happens to the next batch. Return how many went, at most `most`."""
+    """Delete idempotency records older than a day in batches, each in its own transaction: deleted batches stay deleted
+    if a later batch fails. Return how many were deleted, at most `most`."""
     gone = 0
     while gone < most:
         found: int = await db.fetchval("engine", IDEMPOTENCY["forget"], batch)

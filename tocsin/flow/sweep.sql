@@ -7,14 +7,14 @@ select r.tenant_id, r.id::text as id, r.job_id::text as job_id, r.key_id::text a
  limit $1
 
 -- :name may_take
--- For a worker `w` and a lane `l`: it may take from the lane. As `LaneBook.open_to` decides.
+-- For a worker `w` and a lane `l`: the worker may take from the lane. The same rule as `LaneBook.open_to`.
                and w.pool = l.pool and l.kind = any(w.targets) and (l.kind <> 'python' or l.function = any(w.functions))
                and w.labels @> l.labels
                and not exists (select from unnest(l.needs, w.resources) as n(most, has) where n.has <= n.most / 2 and n.most > 0)
 
 -- :name vouch
--- Of these lanes, those with an occurrence that is to be judged; and, for each, the worker that has been there longest vouches
--- that the lane has had one since then, if any is there.
+-- The lanes among these with an occurrence to be judged. For each, the longest-connected worker vouches that the lane
+-- has had a worker since then, if there is one.
 with late as materialized (
     select l.lane_id
       from unnest($1::int[]) as l(lane_id)
@@ -42,8 +42,8 @@ vouchers as (
 select lane_id from late
 
 -- :name misfired
--- Staged occurrences that are late, with what their jobs want done about it; `misfire`: for more than a minute from its
--- instant on nobody could take it, because its lane had no living worker, its pool was paused or its tenant suspended.
+-- Staged occurrences that are late, with their jobs' misfire rules; `misfire`: for more than a minute after its instant
+-- no worker could take it, because its lane had no living worker, its pool was paused or its tenant suspended.
 with late as materialized (
     select r.*
       from unnest($1::int[]) as l(lane_id)
@@ -54,7 +54,7 @@ with late as materialized (
              )
              order by r.tenant_id, r.ready_at
              limit 1000) r
-     -- Each of them is moved or ended, so that the next turn finds the others.
+     -- Each of these rows is moved or ended, so that the next turn finds the others.
      limit 5000
 ),
 served as materialized (
@@ -107,8 +107,8 @@ update runs r
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
 -- :name waiting
--- $2 of the jobs and keys that runs wait for, in their order from $1 on, skipping from one to the next in the index; `held`:
--- a pause or a circuit holds these runs, and whatever ends it releases them.
+-- $2 of the jobs and keys that runs wait for, in order from $1 on, skipping from one to the next in the index; `held`:
+-- a pause or a circuit holds these runs, and the end of it releases them.
 with recursive parked as (
     (select r.tenant_id, r.blocked_key, 1 as n from runs r
       where r.state = 'waiting' and r.blocked_key > $1
@@ -128,8 +128,8 @@ select p.tenant_id, p.blocked_key::text as key,
   from parked p
 
 -- :name due_to_replace
--- $3 occurrences that replace the run before them and that nobody has claimed yet, in their order from ($1, $2) on. If all
--- workers are busy nobody claims them, and the run that they replace has to stop all the same.
+-- $3 unclaimed occurrences that replace the run before them, in order from ($1, $2) on. If all workers are busy, no
+-- claim finds them, and the run that they replace must stop all the same.
 select r.tenant_id, r.job_id::text as job_id, r.ready_at, r.id::text as id
   from runs r
  where r.overlap = 'replace' and r.trigger = 'schedule' and r.attempt = 0 and r.state in ('staged', 'ready')
@@ -138,8 +138,8 @@ select r.tenant_id, r.job_id::text as job_id, r.ready_at, r.id::text as id
  limit $3
 
 -- :name replacing
--- Which of these jobs have an occurrence that replaces what stands before it, the youngest that is due, and a run before it
--- that has not been told to stop. Whether a late occurrence runs at all is still to be decided (misfire, deadline).
+-- The jobs among these with a due occurrence that replaces the runs before it (the youngest), and an earlier run that
+-- was not asked to stop. Whether a late occurrence runs at all is decided elsewhere (misfire, deadline).
 select k.tenant_id, k.job_id::text as job_id, w.id::text as id, e.keys
   from unnest($1::int[], $2::uuid[]) as k(tenant_id, job_id)
  cross join lateral (
@@ -244,8 +244,8 @@ gone as (
 select run_id::text from seen order by run_id offset $2 - 1
 
 -- :name unused
--- Of `l`, a limit: nothing runs under it, waits for it or was let go by it, its rate has recovered, and it is not that of a
--- job that may still get runs. Runs that are to come do not count: whoever stages or claims them makes it anew.
+-- For `l`, a limit: no run uses it, waits for it or was released by it, its rate has recovered, and its job cannot get
+-- more runs. Future runs do not count: the transaction that stages or claims them creates the limit again.
        (l.tat is null or l.tat <= now())
        and coalesce((select j.state from jobs j where j.tenant_id = l.tenant_id and j.id = l.key limit 1), '')
            not in ('active', 'paused')
@@ -256,21 +256,21 @@ select run_id::text from seen order by run_id offset $2 - 1
        and (select true from runs r where r.state = 'ready' and r.blocked_key = l.key limit 1) is null
 
 -- :name limits
--- $3 limits in their order from ($1, $2) on, and whether nobody needs them.
+-- $3 limits in order from ($1, $2) on, and whether each is unused.
 select l.tenant_id, l.key::text as key,
 -- :include unused
        as unused
   from (select * from limits l where (l.tenant_id, l.key) > ($1, $2) order by l.tenant_id, l.key limit $3) l
 
 -- :name lock_unused
--- A limit that somebody holds is in use.
+-- A limit that another transaction has locked is in use.
 select l.tenant_id, l.key::text as key
   from unnest($1::int[], $2::uuid[]) as k(tenant_id, key)
  cross join lateral (
         select * from limits l where l.tenant_id = k.tenant_id and l.key = k.key limit 1 for update skip locked) l
 
 -- :name drop_limits
--- Of these limits, which are locked, those that nobody has begun to use meanwhile.
+-- Delete those of these locked limits that are still unused.
 delete from limits l
  using unnest($1::int[], $2::uuid[]) as k(tenant_id, key)
  cross join lateral (

@@ -158,8 +158,8 @@ def _document(row: Row) -> dict[str, Any]:
 
 
 class Mark(NamedTuple):
-    """Up to where it is proved: number and hash of a record, the highest id that was looked at, the day up to which
-    anchors were, and the number of the last of them."""
+    """How far the chain is verified: number and hash of a record, the highest id that was read, the day up to which
+    anchors were read, and the number of the last anchor."""
 
     seq: int = 0
     hash: bytes = GENESIS
@@ -219,8 +219,8 @@ async def verify(
     audit_days: int,
     written: Callable[[int, int], tuple[int, str] | None] = lambda _tenant_id, _epoch: None,
 ) -> Proof:
-    """Prove the next piece of a tenant's chain. `audit_days`: for how many days records are kept of tenants that do not
-    say. `written`: the last anchor of a tenant that this server has written in an epoch."""
+    """Verify the next piece of a tenant's chain. `audit_days`: how many days records are kept for tenants without a
+    setting of their own. `written`: the last anchor that this server has written for a tenant in an epoch."""
     async with db.snapshot(who.tenant_id, "trail") as connection:
         head = await connection.fetchrow(SQL["head"], who.tenant_id)
         begin = await connection.fetchrow(shelf.SQL["beginning"], who.tenant_id)
@@ -475,8 +475,8 @@ def _hold_to_anchors(
 
 
 def _hold_to_series(walk: _Walk, anchors: Sequence[Anchor], mark: Mark, master: MasterKeys) -> None:
-    """Hold anchors to each other: none may be missing, and from the first signed one on all must be signed. One that
-    names a key which is not here any more is held by the one that follows it."""
+    """Check anchors against each other: none may be missing, and all after the first signed one must be signed. If an
+    anchor names a key that is not configured any more, the next anchor vouches for it."""
     for anchor, why in broken_series(anchors, mark.anchor):
         walk.find("anchor", anchor.seq, None, why)
     first = min((a.at for a in anchors if _is_good(a, walk.tenant_id, master)), default=None)
@@ -488,8 +488,8 @@ def _hold_to_series(walk: _Walk, anchors: Sequence[Anchor], mark: Mark, master: 
 def _hold_to_beats(
     walk: _Walk, anchors: Sequence[Anchor], master: MasterKeys, now: _Now, written: tuple[int, str] | None
 ) -> None:
-    """Find a series that was cut off: by what this server has written, and because servers write an anchor every day
-    whether or not the chain moves. Where servers sign, one without a signature counts for nothing."""
+    """Find a series that was cut off: by the anchors that this server has written, and because servers write an anchor
+    every day even if the chain does not move. If servers sign, an anchor without a signature does not count."""
     good = [a for a in anchors if not master.ids or _is_good(a, walk.tenant_id, master)]
     head = 0 if now.head is None else now.head["seq"]
     if any(finding.kind == "anchor" for finding in walk.findings):

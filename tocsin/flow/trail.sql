@@ -61,7 +61,7 @@ select count(*)::int from (select from audit a where a.tenant_id = $1 and a.id >
 select c.seq, c.hash from audit_chain c where c.tenant_id = $1 and c.seq = any($2::bigint[])
 
 -- :name moment
--- The sealer's epoch is that of the database's last restore.
+-- The sealer's epoch is the one of the database's last restore.
 select now() as at, s.epoch from audit_sealer s
 
 -- :name notebook

@@ -30,8 +30,8 @@ _FIRST = "00000000-0000-0000-0000-000000000000"
 
 
 class Unfolded(NamedTuple):
-    """Where runs became claimable, whether a workflow run has come to its end, how many nodes went on, where to look on
-    (None: from the beginning), and the first error that is not the fault of object storage."""
+    """The lanes where runs became claimable, whether a workflow run has ended, how many nodes were expanded, where the
+    next search continues (None: from the beginning), and the first error that object storage did not cause."""
 
     hints: list[Hint]
     heads: bool
@@ -41,7 +41,7 @@ class Unfolded(NamedTuple):
 
 
 async def unfold(db: Database, parcels: Parcels, after: str | None) -> Unfolded:
-    """Let nodes go on whose list can be fetched, one page of them. A node that fails stops no other."""
+    """Expand one page of mapped nodes whose list can be fetched. A node that fails does not stop the others."""
     hints: list[Hint] = []
     heads, nodes = False, 0
     failed: Exception | None = None
@@ -61,7 +61,7 @@ async def unfold(db: Database, parcels: Parcels, after: str | None) -> Unfolded:
 
 
 async def _unfold(db: Database, parcels: Parcels, row: Row) -> Settled | None:
-    """Let one node go on; None if another server was first."""
+    """Expand one mapped node. Return None if another server was first."""
     node = Key(row["tenant_id"], row["id"])
     at_hand = await _fetched(db, parcels, row)
     async with db.transaction("unfold", "vital") as connection:

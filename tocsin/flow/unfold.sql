@@ -1,6 +1,6 @@
 -- :name folded
--- Nodes whose runs are to be made of a list in object storage. `map` is null where the node does not wait any more: it was
--- cancelled, say. In their order from $2 on: nodes whose list cannot be fetched must not hide the others.
+-- Nodes whose runs must be created from a list in object storage. `map` is null if the node does not wait any more, for
+-- example because it was cancelled. In order from $2 on: nodes whose list cannot be fetched must not hide the others.
 select u.tenant_id, u.run_id::text as id, case when r.state = 'waiting' and r.map <> '{}' then r.map end as map
   from unmapped u
   left join lateral (

@@ -23,7 +23,7 @@ SQL = Sql(__file__, cold.SQL)
 _Row: TypeAlias = Row | Mapping[str, Any]
 _LONGEST = timedelta(days=8)  # a workflow run may take a week
 _SHOWN = 4_096  # bytes of a node's result
-_MOST_WORKFLOWS = 1_000  # whose runs one list merges: the newest
+_MOST_WORKFLOWS = 1_000  # the newest workflows, whose runs one list merges
 _LOOKED_AT = 1_000  # workflow runs for one page of those in a state
 _NOT_BEGUN: dict[str, Any] = dict.fromkeys(
     ("job_id", "run_id", "reason", "blocked_by", "started_at", "finished_at", "error_class", "error")

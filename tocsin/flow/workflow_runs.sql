@@ -122,7 +122,7 @@ first as materialized (
      cross join lateral (
             select f.id, f.job_id, w.name, f.trigger, f.scheduled_for, f.logical_at, f.started_at
               from (
-                    -- By the index of the job's runs: see catalog.sql for why that is said twice.
+                    -- By the index of the job's runs: catalog.sql explains why the condition is repeated.
                     (select * from (
 -- :include live_head
                      where r.tenant_id = $1 and r.job_id = w.id and r.workflow_run_id is null and r.id < $3::uuid

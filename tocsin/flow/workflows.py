@@ -44,7 +44,7 @@ NOTHING = Done([], [])
 
 
 async def wanting(db: Database, failed: Failed) -> list[Head]:
-    """Return workflow runs that want something done, some of each kind, without those that failed a moment ago."""
+    """Return workflow runs that need a step, some of each kind, without those that failed within the last minute."""
     rows = await db.fetch("vital", SQL["heads"], _MOST + len(failed))
     what = {Key(row[0], row[1]): row[2] for row in rows}
     return [Head(key, what[key]) for key in failed.without(what)]

@@ -42,7 +42,7 @@ class Use(NamedTuple):
 
 # By what they hold, not by their number: two databases of one process may have the same name and version.
 _kept: Memory[CalendarKey, tuple[str, Calendar]] = Memory(64 * 1024 * 1024)
-_DECODED = 8  # a decoded calendar takes so many times the bytes of its document
+_DECODED = 8  # ratio of the memory of a decoded calendar to the bytes of its document
 
 
 def key_of(tenant_id: int, schedule: Schedule | None) -> CalendarKey | None:
@@ -55,7 +55,8 @@ async def read(connection: Connection, keys: Iterable[CalendarKey | None]) -> di
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return {}
-    kept = {key: known for key in wanted if (known := _kept.get(key)) is not None}  # others may change it meanwhile
+    # A copy: other tasks may change the cache.
+    kept = {key: known for key in wanted if (known := _kept.get(key)) is not None}
     asked = [(*key, kept[key][0] if key in kept else None) for key in wanted]
     found: dict[CalendarKey, Known] = {}
     for row in await connection.fetch(SQL["read"], *columns(asked, 3)):

@@ -1,4 +1,4 @@
-"""Endings: end runs that no worker holds, and let go what waited for them."""
+"""Endings: end runs that no worker holds, and release the runs that waited for them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tocsin.store.db import Connection
 
 
 class Ending(NamedTuple):
-    """A run that is to end: its job and key; whether that completes a one-time job; whether others may wait for its
-    place, under a limit or behind it."""
+    """A run that must end: its job and key; whether its end completes a one-time job; whether other runs may wait for
+    it, under a limit or behind it."""
 
     run: Key
     job_id: str
@@ -22,8 +22,8 @@ class Ending(NamedTuple):
 
 
 async def end_runs(connection: Connection, endings: Sequence[Ending], state: str, reason: str) -> list[Hint]:
-    """staged | ready | waiting → `state`. Takes jobs, limits and runs in the order of locks, and decides about all that
-    wait for these runs. A run that a worker holds by now is left alone."""
+    """staged | ready | waiting → `state`. Lock jobs, limits and runs in the lock order, and decide about all runs that
+    wait for these. A run that a worker holds by now stays unchanged."""
     jobs = {ending.run.id: Key(ending.run.tenant_id, ending.job_id) for ending in endings}
     await lock_jobs(connection, [jobs[ending.run.id] for ending in endings if ending.once])
     gated = {ending.run.id: gates(jobs[ending.run.id], ending.key_id) for ending in endings if ending.gated}

@@ -1,4 +1,4 @@
-"""Work that failed: it is left out for a minute, so that it hides no other work of the same kind."""
+"""Work that failed. It is left out for a minute, so that it hides no other work of the same kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST, _SECONDS = 1000, 60.0
 
 
 class Failed:
-    """Keys of jobs or runs that failed, at most a thousand. A statement with a limit must ask for `len` more rows."""
+    """Keys of failed jobs or runs, at most a thousand. A statement with a limit must ask for `len` more rows."""
 
     def __init__(self) -> None:
         self._until: dict[Key, float] = {}
@@ -20,12 +20,12 @@ class Failed:
         return len(self._until)
 
     def add(self, key: Key) -> None:
-        """Leave a key out for a minute."""
+        """Leave out a key for a minute."""
         if len(self._until) < _MOST:
             self._until[key] = time.monotonic() + _SECONDS
 
     def without(self, keys: Iterable[Key]) -> list[Key]:
-        """Return those of these keys that are not left out."""
+        """Return the keys that are not left out."""
         now = time.monotonic()
         self._until = {key: until for key, until in self._until.items() if until > now}
         return [key for key in keys if key not in self._until]

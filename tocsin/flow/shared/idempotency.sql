@@ -13,7 +13,7 @@ select pg_advisory_xact_lock($1, hashtext($2))
 select digest, status, ids::text[] as ids, version from idempotency where tenant_id = $1 and key = $2
 
 -- :name forget
--- The oldest $1 of the records that nobody can ask for any more; how many went.
+-- Delete the oldest $1 records that no call can use any more. Returns how many.
 with old as materialized (
     select i.ctid as place
       from idempotency i

@@ -40,9 +40,9 @@ def on_its_own(job: Row) -> Row:
 
 
 def within_scope(who: Identity, spec: JobSpec, was: str | None = None) -> None:
-    """Refuse a job that the caller's key could not see afterwards, and a new name (`was`: the one that it has) that
-    does not fit the key's patterns. Names are unique in a tenant: whether such a name is free would tell of jobs that
-    the key does not see. Of one that fits, each job that could have it is seen."""
+    """Refuse a job that the caller's key could not see afterwards, and a new name that does not fit the key's patterns
+    (`was`: the current name). Names are unique in a tenant: whether such a name is free would reveal jobs that the key
+    cannot see. If a name fits, the key can see every job that could have it."""
     if who.scope is None:
         return
     if not who.scope.has(spec.name, spec.tags):

@@ -16,9 +16,9 @@ from tocsin.store.db import Database, Row, Sql, columns
 
 SQL = Sql(__file__)
 Pairs = tuple[tuple[str, str], ...]
-MOST_LANES = 2_000  # that one tenant may make
-_TRUSTED = 300.0  # seconds after which a server looks which lanes are retired before it sends a job through one
-_MOST_ABILITIES = 2_000  # combinations of what workers can do that are remembered
+MOST_LANES = 2_000  # lanes that one tenant may create
+_TRUSTED = 300.0  # seconds for which a server trusts its knowledge of retired lanes
+_MOST_ABILITIES = 2_000  # remembered combinations of worker abilities
 
 
 class LaneKey(NamedTuple):
@@ -47,7 +47,7 @@ def _pairs(labels: Labels) -> Pairs:
 
 
 class _Abilities(NamedTuple):
-    """What decides which lanes a worker can take from."""
+    """The properties of a worker that decide which lanes it can take from."""
 
     pool: str
     targets: tuple[str, ...]
@@ -56,16 +56,16 @@ class _Abilities(NamedTuple):
     labels: Pairs
 
 
-_Slot = tuple[str, str, str, tuple[str, str] | None]  # pool, kind, function, the first label that is required
+_Slot = tuple[str, str, str, tuple[str, str] | None]  # pool, kind, function, the first required label
 
 
 class LaneBook:
-    """The lanes, as this server knows them; it reads those that have changed.
+    """The lanes that this server knows. It reads the lanes that have changed.
 
-    A lane that nobody uses is retired (`flow/retire.py`). A retired lane is served as before, but whoever sends a job
-    through it asks the database first, which takes it back into use. It is removed ten minutes later at the earliest,
-    when every server has heard: a server that has not looked for five minutes looks before it sends anybody through a
-    lane that it knows.
+    An unused lane is retired (`flow/retire.py`). Workers take from a retired lane as before, but a server that sends a
+    job through it asks the database first, which takes the lane back into use. A retired lane is removed after ten
+    minutes at the earliest, when every server knows that it is retired: a server that has not refreshed for five
+    minutes does so before it uses a known lane for a job.
     """
 
     def __init__(self, db: Database) -> None:
@@ -73,20 +73,20 @@ class LaneBook:
         self._known: dict[int, LaneKey] = {}
         self._ids: dict[LaneKey, int] = {}  # of those that are not retired
         self._by_slot: dict[_Slot, set[int]] = {}
-        self._open: dict[_Abilities, frozenset[int]] = {}  # by worker; forgotten when a lane comes or goes
-        self._pools: set[str] = set()  # that were there when lanes in them were asked for
+        self._open: dict[_Abilities, frozenset[int]] = {}  # by worker; cleared when a lane is added or removed
+        self._pools: set[str] = set()  # pools that existed when lanes in them were asked for
         self._closed: dict[str, frozenset[int]] = {}  # pools that are open to these tenants alone
         self._upto = "0"  # changes by older transactions are known
         self._looked = float("-inf")
         self.fitted: set[int] = set()  # those whose runs need more than a slot
-        self.version = 0  # rises when a lane comes or goes
+        self.version = 0  # incremented when a lane is added or removed
 
     def __len__(self) -> int:
         return len(self._known)
 
     async def intern(self, wanted: Mapping[LaneKey, int | None]) -> dict[LaneKey, int]:
-        """The id of each lane, made if need be for the tenant that asks. Lanes of unknown pools are left out, and lanes
-        that would be more than the tenant may make."""
+        """Return the id of each lane. Missing lanes are created for the tenant that asks. Lanes of unknown pools are
+        left out, and lanes beyond the number that the tenant may create."""
         if boottime() - self._looked > _TRUSTED:
             await self.refresh()
         missing = [key for key in wanted if key not in self._ids]
@@ -123,11 +123,11 @@ class LaneBook:
         await self.refresh()
         retired = self._known.keys() - set(self._ids.values())
         if retired:
-            # One that was taken back into use since then is read again by the next refresh: it has changed.
+            # A lane that was taken back into use since then has changed, so the next refresh reads it again.
             self._forget(retired - {row["id"] for row in await self._db.fetch("vital", SQL["retired"])})
 
     async def refresh(self) -> None:
-        """Learn which lanes have changed, and to whom pools are open. After a long silence all are read again: some may
+        """Read the lanes that have changed, and the pools' tenants. After a long gap read all lanes again: some may
         have been retired and removed."""
         silent = boottime() - self._looked > _TRUSTED
         rows = await self._db.fetch("vital", SQL["changed"], "0" if silent else self._upto)

@@ -2,8 +2,8 @@
 select name from pools where name = any($1::text[])
 
 -- :name intern
--- Make lanes or take them back into use, and answer them. A tenant that has made $8 lanes makes no more.
---   $1 pool  $2 kind  $3 function  $4 labels  $5 needs  $6 prefer  $7 who asks, or null
+-- Create lanes or take them back into use, and return them. A tenant that has created $8 lanes gets no more.
+--   $1 pool  $2 kind  $3 function  $4 labels  $5 needs  $6 prefer  $7 the tenant that asks, or null
 with wanted as (
     select pool, kind, function, labels::jsonb, needs::int[], prefer::jsonb, made_by
       from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int[])
@@ -25,7 +25,7 @@ unmade as (
 ),
 new as (
     insert into lanes (pool, kind, function, labels, needs, prefer, made_by)
-    -- In one order, as every node makes them: two that make the same ones wait, and never in a circle.
+    -- In one order on every node: two nodes that create the same lanes wait for each other, but never in a circle.
     select w.* from (
         select u.pool, u.kind, u.function, u.labels, u.needs, u.prefer, u.made_by from unmade u
          where u.made_by is null or u.number <= $8
@@ -43,8 +43,8 @@ union all
 select id, pool, kind, function, labels::text, needs, prefer::text, false from there where retired_at is null
 
 -- :name changed
--- Lanes that were made, retired or taken back into use since the snapshot whose oldest open transaction was $1; and that of
--- this snapshot, in one row at least.
+-- Lanes that were created, retired or taken back into use since the snapshot whose oldest open transaction was $1; and
+-- the oldest open transaction of this snapshot, in at least one row.
 select pg_snapshot_xmin(pg_current_snapshot())::text as upto,
        l.id, l.pool, l.kind, l.function, l.labels::text as labels, l.needs, l.prefer::text as prefer,
        l.retired_at is not null as retired

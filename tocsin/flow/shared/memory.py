@@ -1,4 +1,4 @@
-"""A memory of values by key that is bounded by bytes: entries differ in size by a factor of a thousand."""
+"""A cache of values by key, bounded by bytes: entries differ in size by a factor of a thousand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
-_PER_ENTRY = 500  # bytes of the keys and of the memory itself
+_PER_ENTRY = 500  # bytes of the keys and of the cache itself
 
 
 class Memory(Generic[_Key, _Value]):
-    """Keeps what was put in last, up to `most` bytes."""
+    """Keeps the most recently added values, up to `most` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -23,12 +23,13 @@ class Memory(Generic[_Key, _Value]):
         return len(self._known)
 
     def get(self, key: _Key) -> _Value | None:
-        """The value of a key, if it is kept."""
+        """Return the value of a key, or None if it is not kept."""
         found = self._known.get(key)
         return None if found is None else found[0]
 
     def put(self, key: _Key, value: _Value, size: int) -> None:
-        """Keep a value of so many bytes; what was put in first goes. One that is larger than all room is not kept."""
+        """Keep a value of this size in bytes. The oldest values are dropped. A value larger than the whole cache is not
+        kept."""
         before = self._known.pop(key, None)
         if before is not None:
             self.size -= before[1]

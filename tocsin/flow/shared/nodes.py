@@ -35,9 +35,7 @@ class Nodes(NamedTuple):
     async def prepare(cls, lanes: LaneBook, who: Identity, specs: Mapping[str, JobSpec]) -> Nodes:
         """Look up what takes no lock; raises what is wrong with one of them."""
         for spec in specs.values():
-            within_scope(
-                who, spec, spec.name
-            )  # which names are new is known when the jobs that there are have been read
+            within_scope(who, spec, spec.name)  # the new names are known only after the existing jobs have been read
         keys = {node: lane_key(spec) for node, spec in specs.items()}
         known = await lanes.intern(dict.fromkeys(keys.values(), who.tenant_id))
         for node, key in keys.items():

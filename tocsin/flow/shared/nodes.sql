@@ -107,7 +107,8 @@ update jobs
  where tenant_id = $1 and workflow_id = $2 and state in ('active', 'paused')
 
 -- :name workflow_ids
--- The newest $3 workflows below $2, by the index of their nodes: from one to the next, not through all jobs.
+-- The newest $3 workflows below $2, by the index of their nodes: skips from one to the next instead of reading all
+-- jobs.
 with recursive w(id) as (
     (select j.workflow_id from jobs j
       where j.tenant_id = $1 and j.workflow_id < $2::uuid

@@ -25,8 +25,9 @@ _CONTENTS, RESULTS = "0040", "0090"  # the migrations from which on they may lie
 
 
 class Use(NamedTuple):
-    """A run or a job, and an object that it needs. `day`: on which the run was made; it needs its arguments and result
-    for as long as that day is in the archive. A job needs what its documents name while the database has them."""
+    """A run or a job, and an object that it needs. `day`: the day on which the run was created; the run needs its
+    arguments and result while that day is in the archive. A job needs the objects that its documents name while the
+    database has them."""
 
     tenant_id: int
     object: str

@@ -15,7 +15,7 @@ with known as (
 insert into payload_uses (tenant_id, object, user_id, day, look_at)
 select tenant_id, object, user_id, day, now() + interval '1 day'
   from unnest($1::int[], $2::text[], $3::uuid[], $4::date[]) as u(tenant_id, object, user_id, day)
-    -- A server of the release before did not say the day of a run that needs its arguments.
+    -- Servers of the previous release did not record the day of a run that needs its arguments.
     on conflict (tenant_id, object, user_id) do update
    set day = excluded.day where payload_uses.day is null and excluded.day is not null
 

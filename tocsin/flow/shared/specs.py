@@ -20,7 +20,7 @@ from tocsin.wire import decode_job_spec, encode, encode_msgpack
 
 SQL = Sql(__file__)
 SpecKey = tuple[int, str, int]  # tenant, job, version
-_FORMS = 5  # the text, its JSON and msgpack bytes, and the decoded document, which takes about twice as much
+_FORMS = 5  # the text, its JSON and msgpack bytes, and the decoded document, which counts twice
 _MOST_BYTES = 128 * 1024 * 1024
 
 
@@ -109,7 +109,7 @@ def _with_doubles(value: Any) -> Any:
 
 
 class SpecBook:
-    """A memory of specs that is bounded by bytes."""
+    """A cache of specs, bounded by bytes."""
 
     def __init__(self, db: Database, most: int = _MOST_BYTES) -> None:
         self._db = db

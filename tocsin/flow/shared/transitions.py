@@ -88,7 +88,8 @@ class Stop(NamedTuple):
     ended: bool = False
 
 
-NO_RUN, LAST_RUN = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"  # below and above all
+# Below and above all ids of runs.
+NO_RUN, LAST_RUN = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 class Controlled(NamedTuple):
@@ -188,8 +189,9 @@ async def cancel_runs(
     after: str = NO_RUN,
     upto: str = LAST_RUN,
 ) -> list[Row]:
-    """staged | ready | waiting → cancelled, running → stopping: all of a job, one, those `before` the run that
-    replaces them, those of a backfill, or those `after` one id and up to another. Lock the job and the limits first."""
+    """staged | ready | waiting → cancelled, running → stopping: all runs of a job, one run, the runs `before` the run
+    that replaces them, the runs of a backfill, or those `after` one id and up to another. Lock the job and the limits
+    first."""
     await connection.fetch(SQL["hold_runs"], *job, run_id, before, backfill_id, after, upto)
     return await connection.fetch(  # type: ignore[no-any-return]
         SQL["cancel_runs"], *job, run_id, before, stop_running, reason, backfill_id, after, upto
@@ -209,6 +211,7 @@ async def release(connection: Connection, limits: Iterable[Key]) -> list[Row]:
 
 
 async def release_in(connection: Connection, limits: Iterable[Key], lanes: Iterable[int]) -> list[Row]:
-    """The same for lanes in which workers are free, whatever was let go in other lanes."""
+    """Release waiting runs like `release`, but only in lanes with free workers. Runs released in other lanes do not
+    count."""
     wanted = sorted(set(limits))
     return await connection.fetch(SQL["release_in"], *columns(wanted, 2), sorted(lanes)) if wanted else []

@@ -8,8 +8,8 @@
 -- planner that believes the table to be empty, and is then read from end to end for every run.
 
 -- :name unjudged
--- For `r`: whether an occurrence this late is a misfire is for the sweep to say, unless a living worker vouches for its lane.
--- (By `coalesce` the wider index on occurrences is out of the question.)
+-- For `r`: the sweep decides whether an occurrence this late is a misfire, unless a living worker vouches for its lane.
+-- (`coalesce` keeps the planner from the wider index on occurrences.)
 coalesce(r.trigger, '') = 'schedule' and r.attempt = 0 and r.ready_at < now() - interval '60 seconds' and not (
     exists (select from lane_vouchers v join workers w on w.id = v.worker_id
              where v.lane_id = r.lane_id and w.state <> 'gone' and w.lease_until > now()
@@ -135,8 +135,8 @@ select j.tenant_id, m.id, 1, j.id, j.version, true, 'skipped', m.reason, m.count
  cross join lateral (select * from jobs j where j.tenant_id = m.tenant_id and j.id = m.job_id limit 1) j
 
 -- :name complete_jobs
--- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already. What held a
--- paused one goes with it: nobody can resume a completed job, and a retry of its run is to run. The hold of a job that is
+-- active | paused → completed, for one-time jobs whose run is among `ended`. The jobs are locked already. The hold of a
+-- paused job is removed: a completed job cannot be resumed, and a retry of its run must run. The hold of a job that is
 -- cancelled in pieces stays until its last piece.
 completed as (
     update jobs j
@@ -244,8 +244,8 @@ select r.id from runs r
 -- :name cancel_runs
 -- staged | ready | waiting → cancelled, running → stopping: over all live states in one statement, after `hold_runs`.
 -- $3 one run, or null for all; $4 those before a run that replaces them, or null (what somebody asked for and has not
--- begun is not replaced: it is never skipped); $5: whether what runs is stopped; $6 the reason; $7: those of a backfill;
--- $8 and $9: those after the one id and up to the other.
+-- begun is not replaced: it is never skipped); $5: whether running runs are stopped; $6 the reason; $7: runs of this
+-- backfill; $8 and $9: runs after the first id and up to the second.
 with locked as materialized (
     select r.ctid as place, r.state
       from runs r
@@ -280,7 +280,7 @@ select s.id::text, s.state, s.worker_id::text, s.fence, false, null, null, null
   from stopping s
 
 -- :name room
--- For `release` and `release_in`: how many more may run under each limit, whose rows are locked already.
+-- For `release` and `release_in`: how many more runs each limit allows. The rows of the limits are locked already.
 with recursive freed as (
     select distinct f.tenant_id, f.key, l.max, l.tat
       from unnest($1::int[], $2::uuid[]) as f(tenant_id, key)
@@ -298,14 +298,14 @@ room as materialized (
 ),
 
 -- :name rate_room
--- For `f`, a limit: how many runs its rate lets through now. A rate that an edit took away holds nobody.
+-- For `f`, a limit: how many runs its rate allows now. A rate that an edit removed blocks no run.
             select coalesce(floor(j.rate_burst
                                   - greatest(extract(epoch from f.tat - now()), 0) / extract(epoch from j.rate_gap)
                                   + 1e-9), 1000) as free
 
 -- :name let_go
--- waiting → ready, of `chosen`. A run that waited for a limit keeps the key of it (`blocked_key`) until it starts or waits
--- again: as long as it has not started, no other run is let go in its place.
+-- waiting → ready, for `chosen`. A run that waited for a limit keeps the limit's key (`blocked_key`) until it starts or
+-- waits again: until it has started, no other run is released in its place.
 locked as materialized (
     select r.ctid as place, r.blocked_by in ('limit', 'rate') as counts
       from (select * from chosen order by id) c
@@ -323,8 +323,8 @@ update runs r
 returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order_key
 
 -- :name unblocked
--- The first live run of each job by id, if it waits for an earlier one: there is none any more. The condition is the
--- same as in the claim, so that the claim does not park it again.
+-- The first live run of each job by id, if it waits for an earlier run: none exists any more. The condition is the same
+-- as in the claim, so that the claim does not park the run again.
     select r.tenant_id, r.id
       from freed f
      cross join lateral (
@@ -342,9 +342,9 @@ returning r.tenant_id, r.id::text as id, r.lane_id, r.state, r.ready_at, r.order
      where r.blocked_by = 'overlap'
 
 -- :name release
--- waiting → ready: for each limit (a job's, a key's) as many as it has room for, less those that were let go and have not
--- started; as many as its rate lets through, less those; and the first run of a job if it waited for an earlier one.
--- What is missed is released by the sweep.
+-- waiting → ready: for each limit (of a job or a key) as many runs as it has room for and its rate allows, less those
+-- that were released and have not started; and the first run of a job if it waited for an earlier one. The sweep
+-- releases runs that this misses.
 -- :include room
 counted as materialized (
     select f.*, (select count(*) from runs q where q.state = 'ready' and q.blocked_key = f.key) as let_go
@@ -381,8 +381,8 @@ chosen as materialized (
 -- :include let_go
 
 -- :name release_in
--- The same for lanes ($3) in which workers are free: there, runs that were let go in other lanes, where nobody is free to
--- take them, hold nobody up.
+-- Like `release`, for lanes ($3) with free workers: runs released in other lanes, where no worker is free to take them,
+-- do not count against these lanes.
 -- :include room
 kinds as (
     select f.*, k.blocked_by from room f cross join (values ('limit'), ('rate')) as k(blocked_by)

@@ -52,8 +52,8 @@ async def put(
     paused: bool = False,
     unplanned_since: datetime | None = None,
 ) -> None:
-    """Set the cursor, or that which a pause holds. Lock the job first. From `unplanned_since` on nobody could plan it:
-    what fell due since then is a misfire."""
+    """Set the cursor, or the one that a pause holds. Lock the job first. No node could plan the cursor since
+    `unplanned_since`: occurrences that fell due since then are misfires."""
     await connection.execute(SQL["put"], *job, *((None, at) if paused else (at, None)), unplanned_since)
 
 

@@ -2,7 +2,7 @@
 select t.next_fire_at, t.held_at from triggers t where t.tenant_id = $1 and t.job_id = $2 for no key update
 
 -- :name put
--- The job's lock keeps it at one row a job. A cursor that stays where it stood has been unplanned for as long as before.
+-- The job's lock ensures one row per job. A cursor that does not move keeps its `unplanned_since`.
 with there as (
     update triggers t
        set next_fire_at = $3, held_at = $4, waits_for = null, kept_until = null,

@@ -1,7 +1,7 @@
 """Windows: a page of a list reads a bounded number of rows, however few of them match.
 
-A list whose filter has no index of its own reads the newest rows first. It looks for matches in a small window and, if
-these are too few, in a larger one. After the largest window the page ends, and its cursor is where the window ended.
+A list whose filter has no index of its own reads the newest rows first. It searches a small window and, if that has too
+few matches, a larger one. After the largest window the page ends, and its cursor is the end of the window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tocsin.model.access import Identity
 from tocsin.store.db import Database, Row
 
-WINDOWS = (500, 10_000)  # rows that a page looks at: first, and at most
+WINDOWS = (500, 10_000)  # rows that a page reads: first, and at most
 LOWEST, HIGHEST = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 _NAMED = re.compile(r"\$([a-z_]+)")
@@ -28,17 +28,17 @@ class Listed(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """Matching rows, newest first, and the lowest id that was looked at; `floor` is None if nothing is left below."""
+    """Matching rows, newest first, and the lowest id that was read; `floor` is None if there are no rows below."""
 
     rows: list[Row]
     floor: str | None = None
 
 
 class Query(NamedTuple):
-    """A list: its statement, and that of the id behind `$window` rows. In both, `$ONLY` stands for conditions and
-    `$name` for `given`, with `$low` and `$high` for the range of ids. `only` are the conditions. One of them, `driver`,
-    has an index; without it the list reads all rows of the tenant. `exact`: no row that the driver finds is left
-    out."""
+    """A list: its statement, and the statement that finds the id behind `$window` rows. In both, `$ONLY` stands for the
+    conditions `only`, `$name` for a value of `given`, and `$low` and `$high` for the range of ids. One of the
+    conditions, `driver`, has an index; without it the list reads all rows of the tenant. `exact`: every row that the
+    driver finds is in the list."""
 
     step: str
     rows: str
@@ -50,7 +50,7 @@ class Query(NamedTuple):
 
 
 async def look(db: Database, who: Identity, query: Query) -> Looked:
-    """Return as many matching rows as `given` says with `most`, or those of the largest window."""
+    """Return the matching rows: `most` of `given` at most, or the matches within the largest window."""
     if query.exact and who.scope is None and len(query.only) == (query.driver is not None):
         return Looked(await _rows(db, who, query, None))
     rows: list[Row] = []
@@ -71,13 +71,15 @@ async def _rows(db: Database, who: Identity, query: Query, floor: str | None) ->
 
 
 async def _floor(db: Database, query: Query, window: int) -> str | None:
-    """As the engine: for a key that is kept to few jobs, the policies would discard rows uncounted."""
+    """Return the id behind `window` rows. Run as the engine: for a key of few jobs the policies would discard rows
+    uncounted."""
     statement = query.floor.replace("$ONLY", query.driver or "")
     return await db.fetchval("engine", *bound(statement, {**query.given, "window": window}))  # type: ignore[no-any-return]
 
 
 def bound(statement: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a statement with `$name` parameters as the driver takes it, and the values of those that it uses."""
+    """Return a statement with `$name` parameters in the form that asyncpg takes, and the values of the parameters it
+    uses."""
     text, names = _numbered(statement)
     return text, *(given[name] for name in names)
 
