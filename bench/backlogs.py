@@ -1,8 +1,8 @@
 """backlogs: every kind of backlog in one database, and an ordinary tenant beside them.
 
 Thousands of tenants and lanes, keys that stay full, cursors that this server cannot read, expired runs in front of
-fresh ones, and jobs that make up for hours of downtime. Measured: how late the ordinary tenant's runs start meanwhile,
-and whether each backlog drains.
+fresh ones, and jobs that catch up after hours of downtime. The benchmark measures how late the ordinary tenant's runs
+start during that time, and whether each backlog drains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from bench.stand import Api, Stand, await_until, marks, say
 
 BAR_SECONDS = 1.0
-_SLOTS = 600  # beside those that the full keys hold
+_SLOTS = 600  # in addition to the slots that the full keys hold
 _SUBMITS_A_SECOND = 20
 _WAIT_SECONDS = 1800.0
 _CLAIMED = "tocsin_claim_runs_total"
@@ -30,7 +30,7 @@ _NOOP = {"kind": "python", "function": "bench.noop"}
 _UNREADABLE_RULES = "9999z"
 _BATCH = 5_000
 
-# Rows as hours of downtime leave them. All servers are stopped while these statements run.
+# Rows as they are after hours of downtime. All servers are stopped while these statements run.
 _EXPIRE = "update runs set deadline_at = now() - interval '1 second' where job_id = $1::uuid"
 _HIDE_CURSORS = """
 with hidden as (
@@ -39,7 +39,7 @@ with hidden as (
 update triggers t set next_fire_at = now() - interval '1 hour'
   from hidden h where t.tenant_id = h.tenant_id and t.job_id = h.id
 """
-# As an edit by a server with newer rules leaves them.
+# Rows as an edit by a server with newer rules writes them.
 _SHOW_CURSORS = """
 with shown as (
     update jobs set zone_rules = null where id = any($1::uuid[]) returning tenant_id, id
@@ -71,7 +71,7 @@ select extract(epoch from started_at - ready_at)::float8 as lag
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large each backlog is."""
+    """The size of each backlog."""
 
     tenants: int = 2_000
     lanes: int = 20_000
@@ -105,7 +105,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class Backlogs:
-    """What the ordinary tenant noticed, and after how many seconds each backlog was gone."""
+    """The delays that the ordinary tenant saw, and after how many seconds each backlog was gone."""
 
     sizes: Sizes
     scheduled: Lag
@@ -213,7 +213,7 @@ class _Made:
             await connection.close()
 
     def begin(self) -> None:
-        """Wait for the server and the first claim of the worker: whatever is due from then on is measured."""
+        """Wait for the server and for the worker's first claim. Runs that are due after that are measured."""
         claimed = self._stand.api.counter(_CLAIMED)
         self._begun = time.monotonic()
         await_until(lambda: self._stand.api.counter(_CLAIMED) > claimed, "a first claim")
@@ -222,7 +222,7 @@ class _Made:
     # ── draining ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self, gate: Path) -> dict[str, float]:
-        """Wait until each backlog is gone. Full keys and hidden cursors stay until the others are."""
+        """Wait until each backlog is gone. Full keys and hidden cursors stay until the other backlogs are gone."""
         drained = {}
         self._await("expired", lambda: self._live([self.expired]) == 0)
         drained["expired"] = time.monotonic() - self._begun
@@ -269,14 +269,14 @@ class _Made:
 
 
 class _Tenants:
-    """Makes tenants with jobs whose lanes no worker serves, each thread over a connection of its own."""
+    """Creates tenants with jobs whose lanes no worker serves. Each thread has its own connection."""
 
     def __init__(self, api: Api, sizes: Sizes) -> None:
         self._api, self._lanes = api, sizes.lanes // sizes.tenants
         self._own = threading.local()
 
     def make(self, slug: str) -> None:
-        """Make one tenant and its jobs."""
+        """Create one tenant and its jobs."""
         if not hasattr(self._own, "api"):
             self._own.api = self._api.another()
         self._own.api.post("/v1/tenants", {"slug": slug})

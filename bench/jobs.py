@@ -30,7 +30,7 @@ async def sleep() -> None:
 
 @app.function("bench.hold")
 async def hold(gate: str) -> None:
-    """Run until somebody has written to the file `gate`. One thread looks at the file for all calls."""
+    """Run until the file `gate` has content. One thread checks the file for all calls."""
     if gate not in _gates:
         _gates[gate] = asyncio.create_task(asyncio.to_thread(_await_text, gate))
     await asyncio.shield(_gates[gate])

@@ -1,4 +1,4 @@
-"""Whether a server answers: what `tocsin up` asks the server that it started, and when it gives the server up."""
+"""Check whether a server answers. `tocsin up` asks the server that it started and restarts it after a long silence."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LONGEST_TICK = 5.0
 class Liveness:
     """Counts for how long a process has not answered.
 
-    A process is judged from its first answer on, so that one that is starting is left alone. What is counted is the
-    time of questions that got no answer, and no more than one interval between them: a machine that was suspended, or a
-    supervisor that was stopped, has asked nothing in that time.
+    The count begins with the first answer of a process, so that a process that is starting is left alone. It counts the
+    duration of requests without an answer, and at most one interval between them: a machine that was suspended, or a
+    supervisor that was stopped, sent no requests in that time.
     """
 
     def __init__(self, answers: Callable[[float], bool], patience: float) -> None:
@@ -27,7 +27,8 @@ class Liveness:
         self._asked_at = self.next_at = 0.0
 
     def gave_up(self, process: int) -> float | None:
-        """Ask a process if it is time to; the seconds of its silence if they are too many, else None."""
+        """Ask the process if a request is due. Return the seconds of its silence if they exceed the limit, otherwise
+        None."""
         began = time.monotonic()
         if process != self._process:
             self._process, self._answered, self._silent, self._asked_at = process, False, 0.0, began
@@ -46,8 +47,8 @@ class Liveness:
 
 
 def answers(address: str, tls: bool, timeout: float) -> bool:
-    """Whether the server at an address reacts. Any answer will do, a refusal or a closed connection, too: whoever
-    fills the server's connections must not get it restarted."""
+    """Return whether the server at an address reacts. An error or a closed connection also counts: a caller that uses
+    up the server's connections must not cause a restart."""
     connection = connect(address, tls, timeout)
     try:
         connection.request("GET", "/healthz")
@@ -62,7 +63,7 @@ def answers(address: str, tls: bool, timeout: float) -> bool:
 
 
 def connect(address: str, tls: bool, timeout: float) -> http.client.HTTPConnection:
-    """A connection to a server of our own; nothing is told to it that only the right one may hear."""
+    """Open a connection to our own server. It does not verify the certificate, so no secret may be sent over it."""
     if not tls:
         return http.client.HTTPConnection(address, timeout=timeout)
     anybody = ssl.create_default_context()

@@ -14,14 +14,14 @@ _ESCAPES = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
 )
-# Then what is not to be seen: control and format characters (which turn text around, hide it or join it), surrogates,
-# private and unassigned characters, separators of lines. Text needs two of them: the joiners of emoji and of several
-# scripts stay between characters beyond ASCII, where they cannot make two names look alike that a person could type.
+# Characters that must not be printed: control and format characters (which reverse, hide or join text), surrogates,
+# private and unassigned characters, and line separators. Two of them are needed: the joiners of emoji and of several
+# scripts stay between non-ASCII characters, where they cannot make two names that a person could type look alike.
 _JOINERS = "\u200c\u200d"
 _STRAY_JOINERS = re.compile(rf"(?<![^\x00-\x7f{_JOINERS}])[{_JOINERS}]|[{_JOINERS}](?![^\x00-\x7f{_JOINERS}])")
-# Format characters with a shape of their own: signs before numbers.
+# Format characters with a visible shape: signs before numbers.
 _SHOWN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
-# Letters and marks without a shape, which Unicode lets every program leave out.
+# Letters and marks without a visible shape, which Unicode allows every program to omit.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _HIDDEN = frozenset(("Cc", "Cf", "Cs"))
 _UNKNOWN = frozenset(("Co", "Cn"))
@@ -29,7 +29,8 @@ _BREAKS = re.compile(r"[\t\n\r\u2028\u2029]+")
 
 
 def is_plain(character: str) -> bool:
-    """Whether a character shows itself and does nothing else; what is beyond our Unicode does not."""
+    """Return whether a character is visible and has no other effect. Characters unknown to our Unicode version are not
+    plain."""
     if character in _SHOWN:
         return True
     kind = unicodedata.category(character)
@@ -37,7 +38,7 @@ def is_plain(character: str) -> bool:
 
 
 class _Table(dict[int, str]):
-    """For `str.translate`: what stands for each character, found when it first comes along."""
+    """A table for `str.translate`. It computes the replacement of a character when the character first occurs."""
 
     def __init__(self, instead: Callable[[str], str]) -> None:
         super().__init__()
@@ -50,14 +51,14 @@ class _Table(dict[int, str]):
 
 
 def _cleaned(character: str) -> str:
-    """Nothing instead of what hides; a sign instead of what nobody knows how to show."""
+    """Return an empty string for a hidden character, and a replacement sign for a character that cannot be shown."""
     if character in _JOINERS:
         return character
     return "\ufffd" if unicodedata.category(character) in _UNKNOWN else ""
 
 
 def _escaped(character: str) -> str:
-    if character in "\t\n\r":  # between the parts of a document
+    if character in "\t\n\r":  # they separate the parts of a document
         return character
     units = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
@@ -67,13 +68,14 @@ _CLEANED, _ESCAPED = _Table(_cleaned), _Table(_escaped)
 
 
 def plain(value: object) -> str:
-    """Text from elsewhere as one line that can do nothing to a terminal, and shows all that it holds."""
+    """Return foreign text as one line that cannot control a terminal and shows all of its content."""
     text = _ESCAPES.sub("", str(value))
     return _STRAY_JOINERS.sub("", _BREAKS.sub(" ", text).translate(_CLEANED))
 
 
 def json_safe(text: str) -> str:
-    """A JSON document with the characters escaped that JSON allows but a terminal obeys, or that do not show."""
+    """Return a JSON document in which characters are escaped that JSON allows but that control a terminal or are
+    invisible."""
     return text.translate(_ESCAPED)
 
 

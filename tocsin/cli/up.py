@@ -288,7 +288,7 @@ def _wait_until_ready(server: Child, settings: Settings) -> None:
 
 
 def _is_ready(settings: Settings) -> bool:
-    """Whether our own child answers that it is ready."""
+    """Return whether our own child answers that it is ready."""
     connection = connect(_address(settings), bool(settings.tls_cert), 2)
     try:
         connection.request("GET", "/readyz")
@@ -373,13 +373,13 @@ class _Unit:
 
     @property
     def due_at(self) -> float | None:
-        """When to check at the latest; None: when a child ends."""
+        """Return when to check at the latest. None: when a child ends."""
         if self.restart_at is not None:
             return self.restart_at
         return None if self.liveness is None else self.liveness.next_at
 
     def check(self, now: float) -> None:
-        """Notice an end or a long silence, or start again when it is time."""
+        """Handle an end or a long silence, or restart when it is time."""
         if self.restart_at is None:
             code = self.process.poll()
             if code is not None:
@@ -393,7 +393,7 @@ class _Unit:
                 self._note_failure(time.monotonic(), f"did not start: {error}")
 
     def _end_silent(self, seconds: float) -> None:
-        """End a process that lives and does not answer. SIGABRT lets it write its stacks first, if it still can."""
+        """End a process that runs and does not answer. SIGABRT makes it write its stacks first, if it still can."""
         pid = self.process.pid
         _say(f"The {self.name} (process {pid}) has not answered for {seconds:.0f} s and is ended")
         self.process.send_signal(signal.SIGABRT)
@@ -438,7 +438,7 @@ class _Tree:
     def add(
         self, name: str, command: list[str], environment: dict[str, str], liveness: Liveness | None = None
     ) -> _Unit:
-        """Start a child and keep it running; with `liveness`, also when it does not answer any more."""
+        """Start a child and keep it running. With `liveness`, also restart it when it does not answer any more."""
 
         def start() -> Child:
             return subprocess.Popen(
@@ -454,7 +454,7 @@ class _Tree:
         return unit
 
     def watch(self) -> NoReturn:
-        """Start again whatever ends or falls silent, until a signal raises KeyboardInterrupt."""
+        """Restart every child that ends or stops answering, until a signal raises KeyboardInterrupt."""
         with _child_endings() as endings:
             while True:
                 now = time.monotonic()

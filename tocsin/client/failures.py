@@ -41,10 +41,11 @@ class Failure(NamedTuple):
 
 
 def meaning(exc: BaseException) -> Failure:
-    """Say what an exception means for the run whose function raised it. Raises nothing: a subclass may be of any shape.
+    """Return what an exception means for the run whose function raised it. Raises nothing: a subclass may have any
+    shape.
 
-    So the type decides (`isinstance` asks the object for its `__class__`, which may be code), and an attribute counts
-    only if it is what `Retry` would have set."""
+    Therefore the type decides (`isinstance` reads the object's `__class__`, which may be code), and an attribute counts
+    only if `Retry` could have set its value."""
     kind = type(exc)
     if issubclass(kind, BadArguments):
         return Failure("arguments", give_up=True)
@@ -55,7 +56,7 @@ def meaning(exc: BaseException) -> Failure:
 def _retry_after(exc: BaseException) -> float | None:
     try:
         seconds = exc.seconds  # type: ignore[attr-defined]
-        # Not their subclasses, which may do anything.
+        # Subclasses are excluded: they may do anything.
         return float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
     except BaseException:
         return None
@@ -63,7 +64,7 @@ def _retry_after(exc: BaseException) -> float | None:
 
 def dotted(kind: type[BaseException]) -> str:
     """An exception class's name as runs show it: in full, except Python's own and ours."""
-    # By the descriptors of `type`: a metaclass may have names of its own for both.
+    # Uses the descriptors of `type`: a metaclass may define both names itself.
     name, module = _QUALNAME(kind), _MODULE(kind)
     if type(module) is not str or module == "builtins" or module.startswith("tocsin."):
         return name
@@ -75,7 +76,7 @@ _MODULE: Callable[[type], object] = type.__dict__["__module__"].__get__
 
 
 def text_of(exc: BaseException) -> str:
-    """An exception's text, also of one that cannot be printed."""
+    """Return the text of an exception, even of one that cannot be printed."""
     try:
         return str.__str__(str(exc))  # not a subclass, whose methods may do anything
     except BaseException:

@@ -108,8 +108,8 @@ class Scope(NamedTuple):
 
     @property
     def name_pattern(self) -> str:
-        """A regular expression for the names, for PostgreSQL alone: its matcher works in one pass, where that of Python
-        tries every way to divide a name among the stars."""
+        """Return a regular expression for the names, for PostgreSQL only: its matcher works in one pass. Python's
+        matcher tries every way to divide a name among the stars."""
         return f"^({'|'.join(_expression(name) for name in self.names)})$"
 
     def has(self, name: str | None, tags: Mapping[str, str]) -> bool:
@@ -117,13 +117,14 @@ class Scope(NamedTuple):
         return self.has_name(name) or any(tags.get(key) == value for key, value in self.tags)
 
     def has_name(self, name: str | None) -> bool:
-        """Whether every job of this name is in it, whatever its tags."""
+        """Return whether every job of this name is in the scope, whatever its tags."""
         return name is not None and any(fits(pattern, name) for pattern in self.names)
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Whether a text is what a pattern says, in which `*` stands for any characters. One pass: each piece between two
-    stars is taken where it first occurs, for what a later place would leave is part of what the first one leaves."""
+    """Return whether a text matches a pattern in which `*` stands for any characters. One pass: each piece between two
+    stars is matched at its first occurrence, because the rest after a later occurrence is part of the rest after the
+    first."""
     first, *pieces = pattern.split("*")
     if not pieces:
         return text == first

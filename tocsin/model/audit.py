@@ -123,9 +123,9 @@ def anchors_folder(tenant_id: int) -> str:
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the head of a chain was, kept where the database's administrator has no say. `number`: its place in the
-    series of the tenant's anchors, from 1; `previous`: SHA-256 of the line of the one before it. Anchors of earlier
-    releases have neither. `key` and `mac`: the master key it is signed with, if the server had one."""
+    """The head of a chain at one moment, stored where the database's administrator has no access. `number`: its
+    position in the series of the tenant's anchors, from 1; `previous`: SHA-256 of the previous anchor's line. Anchors
+    of earlier releases have neither. `key` and `mac`: the master key that signed the anchor, if the server had one."""
 
     tenant: int
     seq: int
@@ -171,14 +171,14 @@ def write_anchor(anchor: Anchor) -> bytes:
 
 
 def digest_of(anchor: Anchor) -> str:
-    """What the next anchor names it by."""
+    """Return the digest by which the next anchor names this one."""
     return hashlib.sha256(msgspec.json.encode(anchor)).hexdigest()
 
 
 def broken_series(anchors: Iterable[Anchor], after: int) -> Iterator[tuple[Anchor, str]]:
-    """What is wrong with a series of anchors that goes on behind number `after` (-1: not known): which one, and why. A
-    number may be there more than once: a server that dies before it has noted an anchor is followed by another that
-    makes it again."""
+    """Yield each faulty anchor of a series that continues after number `after` (-1: unknown), with the reason. A number
+    may occur more than once: if a server dies before it has recorded an anchor, another server writes the anchor
+    again."""
     lines: dict[int, set[str]] = {}
     last = after
     for anchor in sorted((a for a in anchors if a.number > 0), key=lambda a: a.number):

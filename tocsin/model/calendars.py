@@ -25,12 +25,13 @@ WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 Weekday = Literal["MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN"]
 Mode = Literal["skip", "next_business_day", "only"]
 MOST_DAYS = 10_000
-# How many days in a row may be moved to the business day behind them, and how many occurrences of each: what falls due
-# on that day is put together from all of them. A day with more is left out as in the mode `skip`.
+# How many days in a row may be moved to the business day after them, and how many occurrences of each day: that
+# business day collects the occurrences of all of them. A day with more is left out as in the mode `skip`.
 MOST_IN_A_ROW, MOST_MOVED = 62, 100
-# Days with occurrences that are looked at for one that the calendar leaves; a search that goes on is in vain.
+# Days with occurrences that a search examines for one that the calendar allows. After that many, the search ends.
 _MOST_TRIES = 1_000
-# Business days that are looked at for one with an occurrence; in vain where days before it have too many to be moved.
+# Business days that a search examines for one with an occurrence. It fails if the days before have too many to be
+# moved.
 _MOST_MOVES_TRIED = 100
 _SECOND = timedelta(seconds=1)
 
@@ -60,7 +61,8 @@ class Calendar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tidied
 
     def longest_row(self) -> int:
-        """How many days in a row it names at most; those of a week of its weekdays do not count without a date."""
+        """Return the length of the longest row of named days that contains a date. Rows of weekdays alone do not
+        count."""
         named, longest, day = _named(self.days, self.weekdays), 0, 0
         for date_ in self.days:
             if date_.toordinal() >= day:

@@ -1,11 +1,11 @@
-"""Days out of an iCalendar file (RFC 5545): those that its events touch, repetitions written out.
+"""The days of an iCalendar file (RFC 5545): all days that its events touch, with repetitions expanded.
 
-What is read of an event: DTSTART, DTEND or DURATION, RRULE, RDATE, EXDATE, STATUS. A time with a date counts for the
-day that is written, whatever its zone: a calendar names days, and a schedule says where. For the same reason an event
-must repeat by the day or longer, at one time of day.
+Of an event, these properties are read: DTSTART, DTEND or DURATION, RRULE, RDATE, EXDATE, STATUS. A time with a date
+counts for the written day, whatever its zone: a calendar names days, and a schedule names the zone. For the same reason
+an event must repeat by the day or longer, at one time of day.
 
-The work is bounded for the file as a whole, not for each event: every line that is read and every date that is looked
-at takes one of MOST_STEPS, before it is done.
+The work is bounded for the whole file, not for each event: every line that is read and every date that is examined uses
+one of MOST_STEPS, before the work is done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DURATION = re.compile(r"\+?P(?:(?P<weeks>\d{1,3})W|(?P<days>\d{1,3})D(?:T.*)?|T
 _DAY = timedelta(days=1)
 _OF_THE_CLOCK = ("BYHOUR", "BYMINUTE", "BYSECOND")
 
-Take = Callable[[int], None]  # so many steps, or BadCalendar
+Take = Callable[[int], None]  # uses that many steps, or raises BadCalendar
 
 
 class BadCalendar(ValueError):
@@ -41,20 +41,20 @@ class _Line(NamedTuple):
 
 
 class _Steps:
-    """The steps that are left for a file."""
+    """The steps that remain for a file."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def take(self, count: int) -> None:
-        """Take steps before the work is done; raises BadCalendar when too few are left."""
+        """Use steps before the work is done. Raise BadCalendar if too few remain."""
         self._left -= count
         if self._left < 0:
             raise BadCalendar(f"must expand in at most {self._most:,} steps; repeat less often, or give fewer events")
 
 
 def days_of(text: str, today: date, most: int, most_steps: int = MOST_STEPS) -> list[date]:
-    """Return the days of all events, in order; repetitions without an end stop where schedules stop looking ahead."""
+    """Return the days of all events, in order. Endless repetitions stop where schedules stop looking ahead."""
     found: set[date] = set()
     take = _Steps(most_steps).take
     for number, event in enumerate(_events(text), 1):
@@ -89,7 +89,7 @@ def _events(text: str) -> Iterator[list[_Line]]:
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """Content lines, unfolded; parameters are left out."""
+    """Yield the unfolded content lines, without parameters."""
     number, parts = 0, [""]
     for at, line in enumerate(re.split(r"\r?\n", text), 1):
         if line[:1] in (" ", "\t") and number:
@@ -101,7 +101,7 @@ def _lines(text: str) -> Iterator[_Line]:
 
 
 def _content(number: int, parts: list[str]) -> Iterator[_Line]:
-    """One content line of the lines that it was folded into; nothing before the first."""
+    """Yield one content line, joined from the lines that it was folded into. Yield nothing before the first."""
     if not number:
         return
     match = re.match(r'([A-Za-z0-9-]+)(?:;(?:[^":;]|"[^"]*"|;)*)?:(.*)', "".join(parts), re.DOTALL)
@@ -131,7 +131,7 @@ def _days(event: list[_Line], farthest: date, take: Take) -> Iterator[date]:
 
 
 def _named(event: list[_Line], name: str, take: Take) -> set[date]:
-    """The days that all lines of a name list."""
+    """Return the days that all lines with this name list."""
     found: set[date] = set()
     for line in event:
         if line.name == name:
@@ -181,7 +181,7 @@ def _repeated(values: dict[str, _Line], start: datetime, farthest: date, take: T
 
 
 def _refuse_times(rule: rrule.Rule) -> None:
-    """Refuse repetitions within a day: a calendar of days has no use for them, and there can be 86,400 of them."""
+    """Refuse repetitions within a day: a calendar consists of days, and there can be 86,400 such repetitions."""
     if rule.by_real_time:
         raise rrule.BadRule("FREQ must be DAILY, WEEKLY, MONTHLY or YEARLY in a calendar of days")
     if rule.by_hour or rule.by_minute or rule.by_second:

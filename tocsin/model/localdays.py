@@ -60,7 +60,8 @@ class LocalDays:
 
     def __init__(self, pattern: Pattern, tz: ZoneInfo, gap: str, overlap: str, grid: Grid | None = None) -> None:
         self._pattern = pattern
-        self._known: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the two dates asked for last, with their times
+        # the two dates that were asked for last, with their times
+        self._known: list[tuple[int, int]] = [(0, 0), (0, 0)]
         self._tz = tz
         self._carry = gap == "next_valid" and grid is None
         self._unwanted = None if grid is not None else {"first": "second", "second": "first"}.get(overlap)
@@ -146,7 +147,7 @@ class LocalDays:
         return day + 1 if self._times(day) else self._pattern.next_day(day + 1)
 
     def _times(self, day: int) -> int:
-        """The times of a date. A search asks for those of each date several times, and for those of the date before."""
+        """Return the times of a date. A search asks several times for each date, and for the date before it."""
         for known, times in self._known:
             if known == day:
                 return times

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 MOST_ABOUT = 4096  # characters; what is longer is left out, for the text says it, too
-BEHIND = "\x1f"  # between a line's text and what it carries
+BEHIND = "\x1f"  # between the text of a line and its fields
 BREAKING = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-# As above without the newline, and lone surrogates, as which Python keeps bytes that it could not decode.
+# As above without the newline, and lone surrogates: Python decodes undecodable bytes to them.
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -70,8 +70,8 @@ def clean(text: str) -> str:
 
 
 def from_outside(text: str) -> str:
-    """Return text that came from outside (a header, the text of an error) in a form that can be encoded, stored and
-    shown: control characters, lone surrogates and undecoded bytes are written out. Newlines stay."""
+    """Return text from outside (a header, the text of an error) in a form that can be encoded, stored and shown:
+    control characters, lone surrogates and undecoded bytes are escaped. Newlines stay."""
     return text if text.isascii() and text.isprintable() else _ODD.sub(_written_out, text)
 
 

@@ -1,17 +1,17 @@
-"""Masks: what a run was told in confidence is blotted out of all that it tells.
+"""Masks: secrets and sensitive arguments of a run are masked in all text that the run produces.
 
-Text is looked through as if lines had no ends, so that a value that is cut into lines, by itself (a key in PEM), by a
-program (base64 in columns of 76) or by us (a line too long), is found all the same. Nothing waits for what may come
-next: an end that begins a value is blotted out at once from `_TELLING` characters on, and the rest when it comes. So
-at most a few first characters of a value that was cut there are ever seen.
+Text is searched as if it had no line ends. Thus a value is also found if it is split into lines: by itself (a key in
+PEM), by a program (base64 in columns of 76) or by the worker (a line that is too long). Masking never waits for later
+text: if a text ends with the first `_TELLING` or more characters of a value, they are masked at once, and the rest when
+it arrives. So at most a few first characters of a value that was cut there are ever visible.
 
-A text must be masked before it is cut: of a value that a cut goes through, the part behind the cut is not known any
-more. Where a text is cut first all the same, it must be cut at its end.
+A text must be masked before it is cut: if a cut goes through a value, the part after the cut cannot be recognised any
+more. If a text must be cut first, it must be cut at its end.
 
 Most texts hold no value, and most forms of a value begin alike. So a text is first searched for the beginnings of
-forms, `_TELLING` characters each. A long value is known by its beginning and followed for as long as it goes on, so
-that no text, however like a value it is made, costs more than to read it a few times for each form: who writes it must
-not be able to hold up the worker that reads it.
+forms, `_TELLING` characters each. A long value is recognised by its beginning and followed while it matches, so that no
+text, even one made to resemble a value, costs more than a few reads for each form: the author of a text must not be
+able to slow down the worker that reads it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _SAYS = ("args", "kwargs", "body", "stdin")  # of a target
 _TELLING = 4  # characters; fewer are found everywhere, and tell nothing
 _WHOLE_LINE = 8  # characters from which on a part of what is confidential is looked for by itself
 _BEGINNING = 256  # characters by which a value is known
-_MOST_ODD = 512  # characters of a value that is also looked for as few programs write it
-_MOST_DIGITS = 40  # of a value that may come back as a number
+_MOST_ODD = 512  # characters of a value that is also searched for in rarely used forms
+_MOST_DIGITS = 40  # digits of a value that may be printed as a number
 
-_PLAIN = re.compile(r"[A-Za-z0-9_.\-]*")  # written alike wherever nothing is encoded
+_PLAIN = re.compile(r"[A-Za-z0-9_.\-]*")  # written the same way wherever nothing is encoded
 _NUMERIC = re.compile(r"[-+0-9.eE]+")
-_CLEANED = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # `clean` writes it in another way
+# `clean` writes these characters differently
+_CLEANED = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|.)", re.DOTALL)
 
 
@@ -66,17 +67,17 @@ class Mask:
         self._counts = any(_NUMERIC.fullmatch(start) for start in self._starts)
 
     def text(self, text: str) -> str:
-        """One text that stands alone, and may have been cut at its end."""
+        """Mask a single text, which may have been cut at its end."""
         return "\n".join(self.lines(text.split("\n"), Trail()))
 
     def may_be_in(self, packed: bytes) -> bool:
-        """Whether a value may be in this msgpack: cheaper than to unpack it."""
+        """Return whether a value may be in this msgpack. This is cheaper than unpacking it."""
         flat = bytes(packed).replace(b"\n", b"")
         return self._counts or any(start.encode("utf-8", "surrogatepass") in flat for start in self._starts)
 
     def value(self, value: Any) -> Any:
-        """Mask all texts of a value that is made of JSON's types, in place, and numbers that are one of the masked
-        values. Without recursion, for it may be nested deeply."""
+        """Mask all texts of a value of JSON types, in place, and numbers that equal one of the masked values. Works
+        without recursion, because the value may be deeply nested."""
         root = [value]
         leaves = _Leaves(root, self._counts)
         self._mask_leaves(leaves)
@@ -84,8 +85,8 @@ class Mask:
         return root[0]
 
     def _mask_leaves(self, leaves: _Leaves) -> None:
-        """Mask them in one pass over all their texts."""
-        flat = "\n".join(text.replace("\n", "") for text in leaves.texts)  # no form has an end of line
+        """Mask the leaves in one pass over all their texts."""
+        flat = "\n".join(text.replace("\n", "") for text in leaves.texts)  # no form contains a line end
         spans = deque(_merged(self._whole(flat)))
         start = 0
         for n, text in enumerate(leaves.texts):
@@ -123,7 +124,7 @@ class Mask:
                 at = text.find(form[:_TELLING], at + 1)
 
     def _whole(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where a value stands, or the beginning of a long one."""
+        """Yield the spans of whole values, and of the beginnings of long values."""
         for form in self._begun_in(text):
             yield from _occurrences(text, form, Trail())
 
@@ -134,12 +135,12 @@ class Mask:
 
 
 class _Leaves:
-    """The texts in a value, each with its place. `root` holds the value."""
+    """The texts in a value, each with its position. `root` holds the value."""
 
     def __init__(self, root: list[Any], with_numbers: bool) -> None:
         self.texts: list[str] = []
-        self.numbers: dict[int, float] = {}  # by the place of their text
-        self._places: list[tuple[Any, Any, bool]] = []  # box, key, whether the text is the key itself
+        self.numbers: dict[int, float] = {}  # by the position of their text
+        self._places: list[tuple[Any, Any, bool]] = []  # container, key, whether the text is the key itself
         self._renamed: dict[int, tuple[dict[Any, Any], dict[str, str]]] = {}
         boxes: list[Any] = [root]
         while boxes:
@@ -168,7 +169,7 @@ class _Leaves:
             box[at] = text
 
     def rename(self) -> None:
-        """Give keys the names that were put for them."""
+        """Rename the keys whose texts were replaced."""
         for box, names in self._renamed.values():
             items = [(names.get(key, key), item) for key, item in box.items()]
             box.clear()
@@ -176,13 +177,13 @@ class _Leaves:
 
 
 def _occurrences(text: str, form: str, trail: Trail) -> Iterator[tuple[int, int]]:
-    """Where a form stands; occurrences that overlap are told as one."""
+    """Yield the spans of a form. Overlapping occurrences become one span."""
     beginning = form[:_BEGINNING]
     size = len(beginning)
     first = last = previous = -1
     at = text.find(beginning)
     while at >= 0:
-        if at <= last and size == len(form):  # it overlaps itself, perhaps thousands of times
+        if at <= last and size == len(form):  # it overlaps itself, possibly thousands of times
             end = _repeated(text, at + size, form[previous - at :])
         else:
             end = _followed(text, at + size, form, size, trail)
@@ -197,7 +198,7 @@ def _occurrences(text: str, form: str, trail: Trail) -> Iterator[tuple[int, int]
 
 
 def _repeated(text: str, at: int, unit: str) -> int:
-    """How far a text goes on repeating a unit from here: in steps that grow while they are right."""
+    """Return how far a text repeats a unit from here. The step grows while it matches."""
     times = 1
     while times:
         if text.startswith(unit * times, at):
@@ -222,8 +223,8 @@ def _followed(text: str, at: int, form: str, passed: int, trail: Trail) -> int:
 
 
 def confidential(secrets: Mapping[str, str], args: Any, target: Any, sensitive: bool, token: str = "") -> list[str]:
-    """What a run is told in confidence: its token, its secrets and, if they are sensitive, the texts among its
-    arguments and in what its target says, but not the short ones, which are words like any other."""
+    """Return the confidential texts of a run: its token, its secrets and, if they are sensitive, the texts in its
+    arguments and in its target. Short texts are left out: they are ordinary words."""
     told = [*secrets.values(), token] if token else [*secrets.values()]
     if sensitive:
         texts = _texts([args, *(getattr(target, name, None) for name in _SAYS)])
@@ -239,7 +240,7 @@ def _together(texts: Iterable[str], left: int) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts of a value in their order; without recursion, for it may be nested deeply."""
+    """Yield the texts of a value in order. Works without recursion, because the value may be deeply nested."""
     left = [value]
     while left:
         match left.pop():
@@ -262,7 +263,8 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _blotted(lines: list[str], start: int, left: deque[tuple[int, int]]) -> list[str]:
-    """Lines, the first of which stands at `start`, with each span in them blotted out. Takes those from `left`."""
+    """Return lines, the first of which begins at `start`, with each span of `left` masked. Masked spans are removed
+    from `left`."""
     shown = []
     for line in lines:
         out, at, end = [], 0, start + len(line)
@@ -271,7 +273,7 @@ def _blotted(lines: list[str], start: int, left: deque[tuple[int, int]]) -> list
             if first < last:
                 out += [line[at:first], BLOT]
                 at = last
-            if left[0][1] > end:  # it goes on in the next line
+            if left[0][1] > end:  # it continues in the next line
                 break
             left.popleft()
         shown.append("".join([*out, line[at:]]) if out else line)
@@ -283,13 +285,13 @@ def _blotted(lines: list[str], start: int, left: deque[tuple[int, int]]) -> list
 
 
 def forms(value: str) -> Iterator[str]:
-    """How a value may be written, without ends of lines: as it is, as a number, in JSON, in Python, in URLs, in base64
-    wherever it begins."""
+    """Yield the forms in which a value may be written, without line ends: unchanged, as a number, in JSON, in Python,
+    in URLs, in base64 at any offset."""
     for text in [value] if _PLAIN.fullmatch(value) else dict.fromkeys(_written(value)):
         yield text.replace("\n", "")
         if _CLEANED.search(text):
             yield "".join(_lines(text))
-            # Where the line is read with its carriage return, that is shown.
+            # If the line is read with its carriage return, the carriage return is shown.
             yield "".join(clean(line) for line in text.split("\n"))
     lines = _lines(value)
     if len(lines) > 1:
@@ -307,7 +309,7 @@ def _written(value: str) -> Iterator[str]:
     yield from _in_json(value)
     yield from _in_python(value)
     yield from _in_urls(value)
-    # Twice: JSON in JSON, `repr` of a dict as a field of a record.
+    # Twice: JSON in JSON, or `repr` of a dict as a field of a record.
     for once in {_json(value, True), _json(value, False), *_python(value, repr)}:
         yield from (_json(once, True), _json(once, False))
         yield from _python(once, repr)
@@ -318,7 +320,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _numbers(value: str) -> list[int | float]:
-    """The numbers that a value may come back as, if it has digits enough to tell something."""
+    """Return the numbers as which a value may be printed, if it has enough digits to be recognised."""
     if len(value) > _MOST_DIGITS or not _NUMERIC.fullmatch(value):
         return []
     mantissa = re.split("[eE]", value)[0]
@@ -332,7 +334,7 @@ def _numbers(value: str) -> list[int | float]:
     return [*whole, number] if math.isfinite(number) else whole
 
 
-# Beyond what JSON demands, some writers escape what means something in HTML.
+# Beyond what JSON requires, some writers escape characters that have a meaning in HTML.
 _HTML = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&"})
 _MORE_HTML = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'+`"})
 
@@ -356,13 +358,13 @@ def _upper(match: re.Match[str]) -> str:
 
 
 def _in_python(value: str) -> Iterator[str]:
-    """As `repr` and `ascii` write a text and its bytes, between quotes of either kind."""
+    """Yield a text and its bytes as `repr` and `ascii` write them, between quotes of either kind."""
     for written in (repr, ascii, _bytes_repr):
         yield from _python(value, written)
 
 
 def _python(value: str, written: Callable[[str], str]) -> tuple[str, str]:
-    # With both quotes behind it, the text is written between ' and every ' is escaped.
+    # If both quotes occur later in the text, it is written between ' and every ' is escaped.
     escaped = written(value + "'\"")[1:-4]
     return escaped, escaped.replace("\\'", "'")
 
@@ -393,7 +395,7 @@ _URL_SAFE = str.maketrans("+/", "-_")
 def _in_base64(data: bytes) -> Iterator[str]:
     for before in range(3):
         standard = base64.b64encode(bytes(before) + data)
-        # Characters that other bytes have a part in are another matter each time.
+        # Characters that also encode bits of neighbouring bytes differ each time.
         sure = standard[(before * 8 + 5) // 6 : (before + len(data)) * 8 // 6].decode()
         yield sure
         yield sure.translate(_URL_SAFE)

@@ -1,9 +1,9 @@
-"""Decide what becomes of the occurrences that a cursor owes.
+"""Decide about the occurrences that a cursor owes.
 
-An occurrence that fell due during an outage (nobody planned, or nobody could plan its schedule) is a misfire and goes
-through the misfire rule of its schedule. Every other occurrence is staged, however late the planner reaches it. The
-decision about an outage depends on the outage, the schedule and the cursor only, never on the time at which it is made:
-a planner may catch up in as many turns as it likes and makes the same rows.
+An occurrence that fell due during an outage (no planner ran, or no node could plan its schedule) is a misfire, and the
+misfire rule of its schedule applies. Every other occurrence is staged, however late the planner reaches it. The
+decision about an outage depends only on the outage, the schedule and the cursor, never on the time of the decision: a
+planner that catches up in any number of turns writes the same rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SHORTEST_OUTAGE = timedelta(seconds=60)
 
 
 class Outage(NamedTuple):
-    """A span of time, its start included and its end excluded, in which nobody planned a schedule."""
+    """A span of time in which a schedule was not planned; its start is included, its end is excluded."""
 
     start: datetime
     end: datetime
 
 
 def merge_outages(outages: Iterable[Outage]) -> list[Outage]:
-    """Return the same time as outages that are in order and apart from each other."""
+    """Return the same time as outages that are in order and do not touch."""
     merged: list[Outage] = []
     for outage in sorted(outages):
         if merged and outage.start <= merged[-1].end:
@@ -70,7 +70,7 @@ class Planned(NamedTuple):
     """Occurrences to stage, occurrences to count as missed, and the cursor after that.
 
     `kept_until` is set if the cursor still owes occurrences that could be staged now: those before `kept_until` were
-    judged and are to run.
+    judged and must run.
     """
 
     stage: list[datetime]
@@ -88,10 +88,10 @@ def plan_occurrences(
     most: int = 1000,
     kept_until: datetime | None = None,
 ) -> Planned:
-    """Stage or count each occurrence from `cursor` up to and including `until`, once; stage `most` of them at most.
+    """Stage or count each occurrence from `cursor` up to and including `until`, once. Stage at most `most` of them.
 
-    `outages` are in order and apart from each other. The work grows with what is staged, not with what was missed
-    (cron: one step a day).
+    `outages` are in order and do not touch. The work grows with the number of staged occurrences, not with the number
+    of missed ones (cron: one step a day).
     """
     rule = (schedule or Schedule()).misfire
     stage: list[datetime] = []
@@ -135,11 +135,11 @@ class _Owed:
         return found or self.cursor
 
     def count_between(self, start: datetime, end: datetime) -> int:
-        """How many are owed from `start`, which lies behind the cursor, to before `end`."""
+        """Return how many occurrences are owed from `start`, which is after the cursor, to before `end`."""
         return self.table.count(start - TICK, end)
 
     def next_from(self, instant: datetime) -> datetime | None:
-        """The first that is owed at or after an instant."""
+        """Return the first occurrence that is owed at or after an instant."""
         if instant <= self.cursor:
             return self.cursor
         return None if isinstance(self.table, Once) else self.table.next_after(instant - TICK)
@@ -151,8 +151,9 @@ class _Owed:
 
 
 def _judge(rule: Misfire, owed: _Owed, end: datetime) -> tuple[datetime | None, list[Missed]]:
-    """Apply the misfire rule to what is owed before the end of an outage; return where the cursor goes on, and what is
-    counted as missed. The window is measured from the end: catching up may take long and changes nothing."""
+    """Apply the misfire rule to the occurrences before the end of an outage. Return the next position of the cursor and
+    the missed occurrences. The window is measured from the end of the outage, so the duration of catching up does not
+    matter."""
     window_start = min(max(owed.cursor, minus(end, rule.window.delta)), end)
     kept_from = _kept_from(rule, owed, window_start, end)
     if rule.policy == "latest":
@@ -164,7 +165,7 @@ def _judge(rule: Misfire, owed: _Owed, end: datetime) -> tuple[datetime | None, 
 
 
 def _kept_from(rule: Misfire, owed: _Owed, start: datetime, end: datetime) -> datetime:
-    """From when on occurrences before `end` are kept; `end` if none is."""
+    """Return the instant from which occurrences before `end` are kept, or `end` if none is kept."""
     if rule.policy == "skip":
         return end
     if rule.policy == "latest":
@@ -172,7 +173,7 @@ def _kept_from(rule: Misfire, owed: _Owed, start: datetime, end: datetime) -> da
         return latest if latest >= start else end
     if owed.count_before(end) - owed.count_before(start) <= rule.max:
         return start
-    # There are more. Look back in steps that double until they hold more than enough, then halve.
+    # There are more. Look back in steps that double until they hold more than enough, then bisect.
     step = timedelta(seconds=1)
     low, high = max(end - step, start), end
     while low > start and owed.count_between(low, end) <= rule.max:

@@ -78,8 +78,9 @@ def matches(labels: Labels, wanted: Iterable[tuple[str, str]]) -> bool:
 
 
 class Guest(NamedTuple):
-    """A run that looks for a worker. `near_only`: one that has the labels it prefers, or none yet. `starving`: it has
-    waited so long that a worker is to be kept for it. `suspect`: it may have taken its last worker down."""
+    """A run that needs a worker. `near_only`: it accepts only a worker with the labels that it prefers for now.
+    `starving`: it has waited so long that a worker must be kept for it. `suspect`: it may have taken its last worker
+    down."""
 
     id: str
     lane_id: int
@@ -91,8 +92,8 @@ class Guest(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A worker with free slots: what it has, what of that runs have, and for whom it is kept. `lanes`: what it may
-    take from; None: from all. `suspected`: it holds a suspect."""
+    """A worker with free slots: its resources, the part that runs use, and the run for which it is kept. `lanes`: the
+    lanes it may take from; None means all. `suspected`: it holds a suspect."""
 
     slots: Sequence[int]
     total: Amounts = NOTHING

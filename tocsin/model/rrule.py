@@ -29,10 +29,10 @@ _UNIT_SECONDS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3600}
 _LONGEST_INTERVAL = {"DAILY": FARTHEST_DAYS, "WEEKLY": 2_600, "MONTHLY": 600, "YEARLY": FARTHEST_YEARS}
 _MOST_COUNT = 10_000
 _PERIOD_DAYS = {"DAILY": 1, "WEEKLY": 7, "MONTHLY": 31, "YEARLY": 366}
-# Periods that are looked at for one with a month that is named. FREQ=MONTHLY;INTERVAL=12;BYMONTH=2 from a January on
-# never has one.
+# Periods that a search examines for one with a named month. FREQ=MONTHLY;INTERVAL=12;BYMONTH=2 from a January on never
+# has one.
 _MOST_PERIODS = 100
-# Choices of BYSETPOS that a rule keeps: dates are asked for in order, and a search looks at two periods at a time.
+# Choices of BYSETPOS that a rule caches: dates are asked for in order, and a search examines two periods at a time.
 _PERIODS_KEPT = 4
 # Part → lowest, highest, whether it also counts back from the end.
 _NUMBERS = {
@@ -224,8 +224,8 @@ def _until(text: str, tz: ZoneInfo) -> datetime:
 
 
 def dates(rule: Rule, start: datetime, farthest: date, take: Callable[[int], None]) -> Iterator[date]:
-    """Yield the dates of a rule by days or longer, from its start up to a date. Call `take` with the number of dates
-    that are about to be looked at; it raises when they are too many."""
+    """Yield the dates of a rule by days or longer, from its start up to a date. Call `take` with the number of dates to
+    be examined next; it raises if they are too many."""
     pattern = _Dates(rule, start)
     end = min(farthest, _until(rule.until, zone("UTC")).date()) if rule.until is not None else farthest
     left, last = rule.count, end.toordinal()
@@ -282,7 +282,7 @@ class _Filter:
         return bool(self._weekdays & {((place - 1) // 7 + 1, weekday), (-((length - place) // 7 + 1), weekday)})
 
     def next_day(self, day: int) -> int | None:
-        """The first date from `day` on that may be let through: its month is named, and a later day of that month."""
+        """Return the first date from `day` on that may pass: its month is named, and BYMONTHDAY may name its day."""
         if day > _LAST_DAY:
             return None
         found = date.fromordinal(day)
@@ -297,7 +297,7 @@ class _Filter:
         return date(month // 12, month % 12 + 1, 1).toordinal()
 
     def _monthday_from(self, day: date) -> int | None:
-        """The first date from `day` to the end of its month that BYMONTHDAY may name."""
+        """Return the first date from `day` to the end of its month that BYMONTHDAY may name."""
         if not self._monthdays or min(self._monthdays) < 0:
             return day.toordinal()
         later = [n for n in self._monthdays if day.day <= n <= _month_length(day)]
@@ -318,7 +318,7 @@ class _Dates:
         self._per_day = math.prod(map(len, self._clock))
         self._period = self._period_of(start.date())
         self._chosen = lru_cache(maxsize=_PERIODS_KEPT)(self._choose)
-        self._reached: int | None = None  # the period whose choice is paid for
+        self._reached: int | None = None  # the period whose choice is already counted
         longest = _PERIOD_DAYS[rule.freq] * self._per_day
         self._never = bool(rule.by_setpos) and not places(rule.by_setpos, longest)
 
@@ -327,7 +327,7 @@ class _Dates:
         return bits(h * 3600 + m * 60 + s for h, m, s in product(*self._clock))
 
     def _second(self, number: int) -> int:
-        """The time of day with this number, from 0 on: each part of the clock is in order."""
+        """Return the time of day with this number, from 0 on. Each part of the clock is in order."""
         hours, minutes, seconds = self._clock
         rest, second = divmod(number, len(seconds))
         hour, minute = divmod(rest, len(minutes))
@@ -344,14 +344,14 @@ class _Dates:
         return self._times if self._filter.lets_through(found) else 0
 
     def has(self, day: int) -> bool:
-        """Whether a date of a period that counts has times."""
+        """Return whether a date of a period that counts has times."""
         found = date.fromordinal(day)
         if self._rule.by_setpos:
             return day in self._chosen(self._period_of(found))
         return self._filter.lets_through(found)
 
     def work(self, day: int) -> int:
-        """How many dates `has` looks at to answer for this one: with BYSETPOS the whole period, on its first date."""
+        """Return how many dates `has` examines for this one: with BYSETPOS the whole period, on its first date."""
         if not self._rule.by_setpos:
             return 1
         period = self._period_of(date.fromordinal(day))
@@ -374,12 +374,14 @@ class _Dates:
         return None
 
     def _chosen_from(self, day: int, period: int) -> int | None:
-        """The first date from `day` on that BYSETPOS leaves of a period; else where the next that counts begins."""
+        """Return the first date from `day` on that BYSETPOS keeps of a period, or else the start of the next period
+        that counts."""
         later = [d for d in self._chosen(period) if d >= day]
         return min(later) if later else self._first_day(period + self._rule.interval)
 
     def _choose(self, period: int) -> dict[int, list[int]]:
-        """What BYSETPOS leaves of a period: date → its times. As numbers: as bits they would take 10 KiB a date."""
+        """Return what BYSETPOS keeps of a period: date → its times. As numbers: as bits they would take 10 KiB per
+        date."""
         start, end = self._first_day(period), self._first_day(period + 1)
         if start is None or end is None:
             return {}

@@ -15,7 +15,7 @@ from tocsin.errors import BadRequest, InvalidInput
 
 DEPTH = 64
 MOST_PARTS = 250_000  # arrays and objects of one body: memory and time go by them, not by bytes
-_NUL = b"\\u0000"  # the escape of U+0000, which PostgreSQL stores nowhere
+_NUL = b"\\u0000"  # the escape of U+0000, which PostgreSQL cannot store
 
 
 def refuse_heavy(body: bytes) -> None:
@@ -28,7 +28,7 @@ def refuse_heavy(body: bytes) -> None:
 
 def refuse_nul(body: bytes) -> None:
     """Refuse U+0000 in JSON, which escapes it."""
-    # An escaped backslash before the letters makes them letters.
+    # After an escaped backslash these letters are plain text.
     if _NUL in body and _NUL in body.replace(b"\\\\", b"  "):
         raise InvalidInput("the character U+0000 cannot be stored", code="nul_character")
 

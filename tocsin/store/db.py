@@ -138,7 +138,7 @@ def is_data_error(error: BaseException) -> bool:
 
 
 def _lacks_partition(error: BaseException) -> bool:
-    """True when a row has no partition to go to. PostgreSQL calls that a violated check, but of no constraint."""
+    """Return whether a row has no partition. PostgreSQL reports a check violation without a constraint name."""
     return isinstance(error, asyncpg.CheckViolationError) and not error.constraint_name
 
 
@@ -213,7 +213,7 @@ class Database:
         self._pools: dict[str, Any] = {}
         self._listeners: set[Connection] = set()
         self._primary = Primary(url, self._examine, self._leave_old_primary)
-        self.on_missing_partition: Callable[[], None] = lambda: None  # a row found no partition to go to
+        self.on_missing_partition: Callable[[], None] = lambda: None  # called when a row has no partition
 
     async def open(self, patience: float = 0.0) -> None:
         """Open the pools and refuse a database that cannot keep our promises. One that is not there yet, because it
@@ -422,7 +422,7 @@ class Database:
         except asyncpg.CheckViolationError as error:
             if not _lacks_partition(error):
                 raise
-            # Under row-level security the error does not say for which row.
+            # Under row-level security the error does not name the row.
             self.on_missing_partition()
             raise PartitionMissing("history has no partition for the day of a run", headers=_SOON) from error
         except asyncpg.InsufficientPrivilegeError:

@@ -19,7 +19,7 @@ from tocsin.telemetry import get_logger
 log = get_logger("objects")
 T = TypeVar("T")
 _PAGE = 1000  # keys
-_AT_ONCE = 16  # objects
+_AT_ONCE = 16  # objects in parallel
 # What fails is tried again, but not for so long (the library's three minutes) that callers pile up behind a store that
 # is down; each try takes half a minute at most.
 _RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
@@ -148,7 +148,7 @@ class Refusals:
 
 
 async def each(do: Callable[[T], Awaitable[None]], items: Sequence[T]) -> None:
-    """Do the same with each of these, some at once. What one fails with is raised after the others are done."""
+    """Call `do` for each item, some in parallel. If one fails, its error is raised after the others are done."""
     failed: BaseException | None = None
     for start in range(0, len(items), _AT_ONCE):
         done = await asyncio.gather(*map(do, items[start : start + _AT_ONCE]), return_exceptions=True)

@@ -58,7 +58,7 @@ class Agent:
         self._pool, self._slots, self._name, self._labels = pool, slots, name, labels
         self._resources = resources or {}
         self._editor = editor
-        self._formerly = ""  # the worker id that this process lost, though it went on running
+        self._formerly = ""  # the worker id that this process lost although it kept running
         self._drain = Drain(settings.drain_seconds)
         self._leftovers = Leftovers()
         self._family = proctree.Family()
@@ -123,8 +123,9 @@ class Agent:
                 await session.logs.stop()
                 raise
             except Exception as exc:
-                # A bug of ours that one run has met. The process goes on, for others need it. It does not say whom it
-                # was: for the server this worker went down, so that the run is set apart when it happens again.
+                # A bug of ours that one run triggered. The process continues, because other runs need it. It does not
+                # name its old worker id: for the server this worker went down, so the run is set apart if it happens
+                # again.
                 crashes += 1
                 how = "".join(traceback.format_exception(exc))
                 log.error("the session failed; all its runs are killed", worker=session.worker_id, how=how)

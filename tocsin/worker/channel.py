@@ -1,10 +1,10 @@
 """Length-prefixed frames over a socket pair, written at once and read in one piece.
 
-Not an asyncio transport, for two reasons: a frame leaves in the same turn of the loop, so that a crash a moment later
-cannot take it along; and what a dead peer had still sent can be read to the end.
+This is not an asyncio transport, for two reasons: a frame leaves in the same turn of the loop, so that a crash a moment
+later cannot lose it; and everything that a dead peer had sent can still be read.
 
-Each frame is consumed before its handler is called, so no handler can make a frame come twice. A handler that raises
-puts the peer in doubt: the channel hands over nothing more and reports the fault once.
+Each frame is consumed before its handler is called, so no handler can make a frame arrive twice. If a handler raises,
+the peer is in doubt: the channel delivers nothing more and reports the fault once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-MOST_FRAME = 1 << 30  # bytes; senders split what is larger than `GOOD_FRAME` where they can
+MOST_FRAME = 1 << 30  # bytes; senders split frames larger than `GOOD_FRAME` where they can
 GOOD_FRAME = 1 << 24
 _READ = 1 << 18
 _HEADER = 4
@@ -24,8 +24,8 @@ class FrameTooLarge(ValueError):
 
 
 class Channel:
-    """One end. `on_frame` gets each frame once; `on_close` is called once, after the last frame. `on_fault` is called
-    once if a frame cannot be handled; after that neither of the others is called."""
+    """One end of the channel. `on_frame` gets each frame once. `on_close` is called once, after the last frame.
+    `on_fault` is called once if a frame cannot be handled; after that neither of the others is called."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Channel:
             self._on_fault(exc)
 
     def _next(self) -> bytes | None:
-        """Take the first frame out of the inbox; None if it is not complete."""
+        """Remove the first frame from the inbox and return it, or None if it is not complete."""
         inbox = self._inbox
         if len(inbox) < _HEADER:
             return None

@@ -1,4 +1,4 @@
-"""The ends of attempts on their way out of the worker: masked, cleaned, and such that they can be encoded."""
+"""The ends of attempts before they leave the worker: masked, cleaned, and made encodable."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tocsin.model.loglines import from_outside
 from tocsin.wire import ClaimedRun, Finished, RunError, encode_msgpack
 from tocsin.worker.executors import Attempt
 
-_ERROR_CHARS = 8192  # as many as the server stores
+_ERROR_CHARS = 8192  # the server's limit
 
 
 def outgoing(attempt: Attempt, end: Finished) -> Finished:
-    """Return an end as it leaves the worker: secrets masked first, then its texts cleaned and cut."""
+    """Return an end as it leaves the worker: secrets are masked first, then texts are cleaned and cut."""
     try:
         attempt.mask_end(end)
     except Exception as exc:
-        # The text of the exception may hold what could not be masked.
+        # The text of the exception may contain the value that could not be masked.
         return _unreportable(end, f"its secrets cannot be masked ({type(exc).__name__})")
     error = end.error
     if error is not None:
@@ -34,7 +34,7 @@ def not_begun(run: ClaimedRun, outcome: Literal["failed", "cancelled"], why: str
 
 
 def reportable(end: Finished) -> Finished:
-    """Return the end itself if it can be encoded, otherwise one that says that it cannot."""
+    """Return the end itself if it can be encoded, otherwise an end that says so."""
     try:
         encode_msgpack(end)
     except Exception as exc:
@@ -43,7 +43,7 @@ def reportable(end: Finished) -> Finished:
 
 
 def _unreportable(end: Finished, why: str) -> Finished:
-    """Return the end of an attempt whose own end cannot be told to the server."""
+    """Return the end of an attempt whose own end cannot be sent to the server."""
     message = f"the attempt ended ({end.outcome}), but its end cannot be reported: {why}"
     return Finished(
         run_id=end.run_id,

@@ -1,7 +1,7 @@
-"""Runs that came without their arguments, their parents' results or their job's content: fetched one by one.
+"""Fetch missing parts of claimed runs: arguments, parents' results or job content.
 
-Each run waits for its own parts only, so that a slow payload delays nobody else. Until its parts are here a run takes
-a slot, but it is not started: it can be handed back like one that waits for its instant.
+Each run waits only for its own parts, so that a slow payload does not delay other runs. Until its parts are here a run
+takes a slot but is not started: it can be handed back like a run that waits for its instant.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tocsin.worker.link import Link, Unreachable
 from tocsin.worker.targets import Spec, filled, read_spec
 
 _WITHIN = 30.0  # seconds for each part
-Specs = dict[str, Spec | str]  # by reference: what jobs say, or why that cannot be read
+Specs = dict[str, Spec | str]  # by reference: job specs, or why a spec cannot be read
 
 
 class Fetching:
-    """The runs that are waited for. `arrived` gets each of them with its job's spec, or with why it has none; if that
-    fails, `broken` is told."""
+    """The runs whose parts are being fetched. `arrived` gets each run with its job's spec, or with the reason why it
+    has none. If `arrived` fails, `broken` gets the exception."""
 
     def __init__(
         self, link: Link, arrived: Callable[[ClaimedRun, Spec | str], None], broken: asyncio.Future[None]
@@ -32,11 +32,11 @@ class Fetching:
 
     @property
     def keys(self) -> list[RunKey]:
-        """The runs that are waited for."""
+        """Return the runs whose parts are being fetched."""
         return list(self._tasks)
 
     def begin(self, answer: ClaimAnswer, specs: Specs) -> list[ClaimedRun]:
-        """Begin to fetch what did not come with its run; return the runs that are whole."""
+        """Begin to fetch the missing parts. Return the runs that are complete."""
         contents = {ref: asyncio.ensure_future(self._content(answer, ref)) for ref in answer.contents}
         whole = []
         for run in answer.runs:
@@ -48,14 +48,14 @@ class Fetching:
         return whole
 
     def drop(self, key: RunKey) -> ClaimedRun | None:
-        """Give up a run, and return it if it was waited for."""
+        """Stop fetching for a run. Return the run if it was being fetched."""
         run, task = self._tasks.pop(key, (None, None))
         if task is not None:
             task.cancel()
         return run
 
     def drop_all(self) -> list[RunKey]:
-        """Give up all runs that are waited for; which they were."""
+        """Stop fetching for all runs. Return their keys."""
         dropped = self.keys
         for key in dropped:
             self.drop(key)
@@ -69,21 +69,21 @@ class Fetching:
             what = "parents' results"
             if run.parents_url is not None:
                 run.parents = await self._link.fetch_parents(run.parents_url, run.token, _WITHIN)
-            # Runs of one job share the task; one of them that is given up must not take it from the others.
+            # Runs of one job share the task: if one run is dropped, the task must continue for the others.
             found = await asyncio.shield(spec) if isinstance(spec, asyncio.Task) else spec
         except Unreachable as exc:
             found = f"its {what} could not be fetched: {exc}"
-        except Exception as exc:  # odd data of one run, which is to end
+        except Exception as exc:  # unusual data of one run, which must end
             found = f"what it needs cannot be read: {type(exc).__name__}"
         del self._tasks[key]
         try:
             self._arrived(run, found)
-        except Exception as exc:  # nobody awaits this task
+        except Exception as exc:  # no caller awaits this task
             if not self._broken.done():
                 self._broken.set_exception(exc)
 
     async def _content(self, answer: ClaimAnswer, ref: str) -> Spec | str:
-        """What a job itself says, once for all its runs."""
+        """Return the content of a job, fetched once for all its runs."""
         try:
             parts = answer.contents[ref].items()
             told = {name: await self._link.fetch(part.url, part.sha256, _WITHIN) for name, part in parts}
@@ -93,5 +93,5 @@ class Fetching:
 
 
 def spec_of(run: ClaimedRun, specs: Specs) -> Spec | str:
-    """The spec of a run's job: that of its reference, or the one that came with the run."""
+    """Return the spec of a run's job: by its reference, or the one that came with the run."""
     return specs[run.spec_ref] if run.spec_ref is not None and run.spec_ref in specs else read_spec(run.spec)

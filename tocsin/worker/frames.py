@@ -1,10 +1,10 @@
-"""What agent and runner say to each other: msgpack arrays, many runs to a frame.
+"""The messages between agent and runner: msgpack arrays, many runs per frame.
 
-Between them lies a shared table of 64-bit cells, one per run in hand, that outlives a crash of the runner: it tells
-the agent which runs had been started, and when, without a message for each.
+Agent and runner share a table of 64-bit cells, one per current run, that outlives a crash of the runner: it shows the
+agent which runs had been started, and when, without a message for each.
 
-Cells are used again. So everything that is said about a run names its cell, its id and its fence, and each side checks
-the three against what it has in that cell. A mismatch is a `ProtocolViolation`: the runner is replaced.
+Cells are reused. So every message about a run names its cell, its id and its fence, and each side checks all three
+against the run that it has in that cell. A mismatch is a `ProtocolViolation`: the runner is replaced.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RunRef = tuple[int, str, int]  # cell, run id, fence
 
 
 class ProtocolViolation(Exception):
-    """The other side said something that it must not say; nothing it says can be trusted any more."""
+    """The other side sent a message that the protocol forbids; none of its messages can be trusted any more."""
 
 
 class Call(Struct, array_like=True, gc=False):
-    """One run to call; `cell` is its place in the table."""
+    """One run to call; `cell` is its index in the table."""
 
     cell: int
     target: int
@@ -65,7 +65,8 @@ class Orders(Struct, array_like=True):
     targets: list[CallTarget] = []
     calls: list[Call] = []
     stops: list[RunRef] = []
-    kept: list[tuple[RunRef, int, str]] = []  # a checkpoint's run, its number, and why it was not kept ("" if it was)
+    # the run of a checkpoint, its number, and why it was not kept ("" if it was)
+    kept: list[tuple[RunRef, int, str]] = []
 
 
 class Done(Struct, array_like=True, gc=False):
@@ -130,12 +131,12 @@ class Replies(Struct, array_like=True):
     notes: list[Note] = []
 
     def halves(self) -> tuple[Replies, Replies] | None:
-        """Split a frame that is too large, the ends last; None if it says one thing only."""
+        """Split a frame that is too large, the ends last. Return None if it has only one entry."""
         if self.output and (self.notes or self.done):
             return Replies(output=self.output), Replies(notes=self.notes, done=self.done)
         if self.notes and self.done:
             return Replies(notes=self.notes), Replies(done=self.done)
-        half = (len(self.output) + len(self.notes) + len(self.done)) // 2  # of one kind
+        half = (len(self.output) + len(self.notes) + len(self.done)) // 2  # all entries are of one kind
         if not half:
             return None
         return (

@@ -20,8 +20,8 @@ class AttemptMask(Mask):
         self._trails: dict[str, Trail] = {}
 
     def output(self, lines: list[LogLine]) -> list[LogLine]:
-        """Lines of output as they may be seen; those before them are remembered, for a value may go on here. What a
-        line carries beside its text is masked by itself: it must not come between two parts of a value."""
+        """Return lines of output with secrets masked. Earlier lines are remembered, because a value may continue here.
+        The fields of a line are masked separately: they must not come between two parts of a value."""
         told: dict[str, Iterator[str]] = {}
         for stream in {line[1] for line in lines}:
             texts = [line[3].partition(BEHIND)[0] for line in lines if line[1] == stream]

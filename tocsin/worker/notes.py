@@ -108,7 +108,7 @@ class NoteShipper:
             kept = set(await self._link.note(self._worker_id, notes, _TIMEOUT))
             refusal = "this attempt is not its run's any more"
         except Refused as exc:  # by a server that cannot keep them, for one
-            if len(batch) > 1:  # one run's note must not keep those of others from being kept
+            if len(batch) > 1:  # one run's note must not prevent the notes of other runs from being stored
                 for key in list(batch):
                     await self._ship({key: batch[key]})
                     del batch[key]  # answered

@@ -241,15 +241,15 @@ class Session:
         self._start_due(due)
 
     def _arrived(self, run: ClaimedRun, spec: Spec | str) -> None:
-        """All that did not come with a run is here, or is known not to come."""
-        if self._lease.over:  # the run is somebody else's
+        """Take in a run whose missing parts have all arrived, or cannot arrive."""
+        if self._lease.over:  # the server has given the run to another worker
             return
         due = self._take_in([(run, spec)])
         self._changed()
         self._start_due(due)
 
     def _take_in(self, runs: Sequence[tuple[ClaimedRun, Spec | str]]) -> dict[Executor, list[Attempt]]:
-        """Put runs on the books, as far as there is room; those that are to start now, by executor."""
+        """Record runs, as far as slots are free. Return the attempts that must start now, by executor."""
         received, server_now = time.monotonic_ns(), self._clock.now()
         due: dict[Executor, list[Attempt]] = {}
         for run, spec in runs:
@@ -257,12 +257,12 @@ class Session:
                 continue
             start_at = instant(run.start_at)
             is_due = start_at <= server_now
-            if self._free <= 0 and not (is_due and self._make_way()):  # more than we asked for
+            if self._free <= 0 and not (is_due and self._make_way()):  # more runs than the worker asked for
                 self._returned.append((run.run_id, run.fence))
                 continue
             try:
                 attempt = self._admit(run, spec, received)
-            except Exception as exc:  # what is odd about one run must not keep its worker from the others
+            except Exception as exc:  # unusual data of one run must not keep the worker from the others
                 log.error("a run cannot be taken in", run=run.run_id, why=type(exc).__name__)
                 self._finished.append(not_begun(run, "failed", f"the worker cannot take it in: {type(exc).__name__}"))
                 continue
@@ -283,7 +283,7 @@ class Session:
 
     @property
     def _free(self) -> int:
-        """How many slots nobody has: neither what runs or waits for its instant, nor what is being fetched."""
+        """Return the number of free slots: not used by a run that runs, waits for its instant or is being fetched."""
         return self._slots - self._busy - len(self._fetching)
 
     def _admit(self, run: ClaimedRun, spec: Spec | str, received: int) -> Attempt | None:
@@ -421,8 +421,8 @@ class Session:
         self._obey(answer.stop, answer.drain)
 
     def _encoded(self, finished: list[Finished], returned: list[RunKey], heartbeat: bool) -> bytes:
-        """Encode a report. An end that cannot be encoded is replaced in `finished`: it costs its own run, and neither
-        the worker nor the other ends."""
+        """Encode a report. An end that cannot be encoded is replaced in `finished`: this affects only its own run, not
+        the worker or the other ends."""
         report = wire.Report(
             last_claim=self._last_claim,
             asked=self._asked,

@@ -25,7 +25,7 @@ STOP_GRACE = 5.0  # between asking a run to stop and killing it
 KILL_PATIENCE = 5.0  # how long to wait for the end of what is killed because the worker goes or was lost
 
 MOST_IN_VARIABLE = 96 * 1024  # bytes; Linux takes 128 KiB, with the name
-_READ_CHARS = 64 * 1024  # beyond what is shown of a text, to find a secret that the cut would go through
+_READ_CHARS = 64 * 1024  # characters read beyond the shown part of a text, to find a secret that the cut goes through
 _UNTOUCHABLE_FOR = 5.0  # how long to wait for processes that we may not even signal
 _LOOK_AGAIN, _LOOK_RARELY = 0.01, 0.25
 
@@ -55,18 +55,18 @@ class Attempt:
 
     @property
     def mask(self) -> AttemptMask:
-        """What blots out all that it was told in confidence. Every run has a token, and most tell nothing: so it is
-        made when it is first needed."""
+        """Return the mask for all confidential texts of the run. It is created when it is first needed: every run has a
+        token, but most runs produce no text."""
         if self._mask is None:
             self._mask = mask_of(self.run, self.target)
         return self._mask
 
     def masked(self, text: str, most: int) -> str:
-        """A text of which so many characters are shown: masked, then cut."""
+        """Return a text masked, then cut to `most` characters."""
         return self.mask.text(text[: most + _READ_CHARS])[:most]
 
     def mask_end(self, end: Finished) -> None:
-        """Mask an end. One that tells nothing, or less than a token is long, needs no mask to be made."""
+        """Mask an end. No mask is created for an end without text, or with less text than a token has."""
         run = self.run
         told = end.error is not None or (end.result is not None and len(end.result) > len(run.token))
         if told or run.secrets or run.sensitive:

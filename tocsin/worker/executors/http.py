@@ -194,7 +194,7 @@ class HttpExecutor(Executor):
             ):
                 headers = _headers(response)
                 location = headers.get("Location", "")
-                # A location that is not plain text leads nowhere: what is dialled must be what is shown.
+                # A location that is not plain text is not followed: the dialled address must be the one that is shown.
                 plain = location == response.headers.get("Location", "")
                 if may_redirect and plain and response.status in _REDIRECTS:
                     following = redirected(call, response.status, location)
@@ -252,12 +252,13 @@ class _Answer(NamedTuple):
     next: Call | None = None
 
     def result(self, attempt: Attempt) -> dict[str, Any]:
-        """What the run shows of it. Texts that are cut are masked here, before that; all is masked again later."""
+        """Return the result of the run. Texts that are cut are masked here, before the cut; everything is masked again
+        later."""
         whole = len(self.kept) <= KEPT_BYTES
         media_type = attempt.masked(self.headers.get("Content-Type", ""), 256)
         body = self._body(whole)
         if not whole:
-            body = attempt.mask.text(body)  # a secret that the cut went through begins at the end
+            body = attempt.mask.text(body)  # a secret that the cut went through begins at the end of the body
         out = {"status": self.status, "content_type": media_type, "bytes": self.size, "body": body}
         return out if whole else out | {"truncated": True}
 
@@ -270,7 +271,7 @@ class _Answer(NamedTuple):
                 return value
             except (ApiProblem, msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
                 pass  # then it is text
-        # Without the beginning of a character at the cut: what stands there may be the beginning of a secret.
+        # Leave out an incomplete character at the cut: a secret may begin there.
         return _Decoder("replace").decode(self.kept[:KEPT_BYTES], whole).replace("\0", "�")
 
     def why(self, attempt: Attempt) -> Why:
@@ -352,7 +353,7 @@ class Resolver(AbstractResolver):
 
 
 def _headers(response: aiohttp.ClientResponse) -> Mapping[str, str]:
-    """Return the headers of an answer as text that can be stored. Bytes that are not UTF-8 come as surrogates."""
+    """Return the headers of an answer as text that can be stored. Bytes that are not UTF-8 arrive as surrogates."""
     headers = response.headers.copy()
     for name, value in response.headers.items():
         if (text := from_outside(value)) != value:

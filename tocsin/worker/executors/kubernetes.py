@@ -124,8 +124,8 @@ class KubernetesExecutor(RemoteExecutor):
             self._client = None
 
     async def _sweep(self, namespace: str) -> int:
-        """Let go of what workers of this machine that are no more have left, for an attempt may still come for it; how
-        many those are."""
+        """Release the Jobs that dead workers of this machine have left, since an attempt may still adopt them. Return
+        how many."""
         orphans = 0
         async for job in self.client.list(Job, namespace=namespace, labels=_MANAGED):  # type: ignore[arg-type]
             notes = (job.metadata and job.metadata.annotations) or {}

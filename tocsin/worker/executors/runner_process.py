@@ -1,7 +1,7 @@
-"""One runner process: its calls, what it says of them, and what became of them when it is gone.
+"""One runner process: its calls, its messages about them, and the ends of the calls that it takes down with it.
 
-Every word of the runner is checked against the attempts that it was given. An attempt whose words cannot be handled
-ends by itself; a runner that breaks the protocol is killed, and its owner starts another.
+Every message of the runner is checked against the attempts that it was given. An attempt whose messages cannot be
+handled ends alone. A runner that breaks the protocol is killed, and its owner starts another.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ log = get_logger("runner")
 
 _HELLO_WITHIN = 60.0
 _CHECK_EVERY = 0.25
-_NUMBERS = itertools.count(1)  # of runners, by which what one has forked is told from what another has
+_NUMBERS = itertools.count(1)  # numbers of runners; they distinguish the processes that different runners have forked
 _KILLED = Why("lost", "its process was killed by the worker")
 _IN_DOUBT = Why("lost", "its process broke the protocol with its worker, and was killed")
 _BROKEN = "the worker could not handle what the function wrote or noted"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Replies).decode
 _NIL = b"\xc0"
-_WORTH_TELLING = 1_000_000  # ns of a processor; less is not worth a word for each of many short calls
+_WORTH_TELLING = 1_000_000  # ns of processor time; less is not worth reporting for each of many short calls
 
 
 async def greet(runner: RunnerProcess) -> Hello:
-    """Wait for a new runner's first words; raises `SetupError` if it has none, or says that it cannot start."""
+    """Wait for the hello of a new runner. Raise `SetupError` if it does not come or reports an error."""
     hello = asyncio.ensure_future(runner.hello())
     await asyncio.wait((hello, runner.exited), timeout=_HELLO_WITHIN, return_when=asyncio.FIRST_COMPLETED)
     if not hello.done():
@@ -71,14 +71,14 @@ async def greet(runner: RunnerProcess) -> Hello:
 
 
 class Owner(Protocol):
-    """Whom a runner tells what became of its attempts."""
+    """The owner of a runner. Its sink receives the ends of the attempts."""
 
     @property
     def sink(self) -> Sink: ...
 
 
 class RunnerProcess:
-    """One runner process and the attempts it has in hand."""
+    """One runner process and its attempts."""
 
     def __init__(self, command: list[str], slots: int, family: Family, owner: Owner, brands: int) -> None:
         loop = asyncio.get_running_loop()
@@ -86,9 +86,9 @@ class RunnerProcess:
         self._tree = family.tree(f"runner-{next(_NUMBERS)}", brands=brands)
         self._calls = itertools.count()
         self._unkept: dict[int, int] = {}  # by cell: how many checkpoints have not been answered
-        self._waiting: dict[int, Done] = {}  # ended, and to be told when they have
-        self._said_done: set[int] = set()  # cells whose run has ended, and is not told yet
-        self._broken: set[int] = set()  # cells of runs that end as `internal`, whatever they say
+        self._waiting: dict[int, Done] = {}  # ended calls that are reported when their checkpoints are answered
+        self._said_done: set[int] = set()  # cells of runs that have ended and are not reported yet
+        self._broken: set[int] = set()  # cells of runs that end as `internal`, whatever they report
         self._brands: dict[int, int] = {}  # by cell
         self._table = Table(slots)
         self._cells: list[int] = list(range(slots))
@@ -122,7 +122,7 @@ class RunnerProcess:
             )
 
     async def hello(self) -> Hello:
-        """The functions it offers, and what is wrong if anything is."""
+        """Return the functions that the runner offers, and its error if there is one."""
         return await asyncio.shield(self._hello)
 
     def start(self, attempts: list[Attempt]) -> None:
@@ -183,7 +183,7 @@ class RunnerProcess:
         return _encode(orders)
 
     def stop(self, attempt: Attempt) -> None:
-        """Ask; `watch` kills the runner if the call does not end within the grace."""
+        """Ask the call to stop. `watch` kills the runner if the call does not end within the grace period."""
         if self._attempts.get(attempt.handle) is attempt and not attempt.stopping:
             attempt.stopping = "cancelled"
             self._ask_to_stop(attempt)
@@ -193,7 +193,8 @@ class RunnerProcess:
         self._channel.send(_encode(Orders(stops=[_ref(attempt)])))
 
     async def watch(self) -> None:
-        """Until the runner has ended; kills it if calls outlive their time-out or stop order by the grace."""
+        """Wait until the runner has ended. Kill it if calls exceed their time-out or stop order by more than the grace
+        period."""
         while not self.exited.done():
             if self._killed is _IN_DOUBT or self._overdue():
                 await self.kill()
@@ -210,7 +211,8 @@ class RunnerProcess:
         return late
 
     async def kill(self, why: Why = _KILLED) -> None:
-        """Kill it and what it started; returns when it has ended and its attempts are accounted for."""
+        """Kill the runner and all processes that it started. Return when it has ended and its attempts are accounted
+        for."""
         self._killed = self._killed or why
         if not self.exited.done():
             await kill_tree(self._family, self._tree)
@@ -223,12 +225,12 @@ class RunnerProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
     def _kill_now(self) -> None:
-        """It closed its end: nothing more can come of it."""
+        """Kill the runner, which closed its end of the channel: no more frames can arrive."""
         proctree.kill_once(self._tree)
 
     def _doubt(self, exc: Exception) -> None:
-        """Nothing that it says can be trusted any more: it gets no further calls, and another takes its place. What it
-        has begun is lost, and what it has not goes back."""
+        """Stop trusting the runner. It gets no further calls, and another runner replaces it. Calls that it has begun
+        are lost; the others are handed back."""
         log.error("the module's process broke the protocol", why=f"{type(exc).__name__}: {exc}")
         self.ready = False
         self._killed = self._killed or _IN_DOUBT
@@ -254,7 +256,7 @@ class RunnerProcess:
             self._take_done(replies.done)
 
     def _named(self, about: Output | Note | Done) -> Attempt:
-        """Return the attempt that is meant. Its cell may have been another's, and may be another's soon."""
+        """Return the attempt that a message names. Its cell may have belonged to another run, and may soon again."""
         cell = about.cell
         attempt = self._attempts.get(cell)
         if attempt is None or attempt.key != (about.run_id, about.fence) or cell in self._said_done:
@@ -262,8 +264,8 @@ class RunnerProcess:
         return attempt
 
     def _break(self, attempt: Attempt, exc: Exception) -> None:
-        """What an attempt said could not be handled: it ends for that, and no other does."""
-        log.error("an attempt could not be seen through", run=attempt.run.run_id, how=attempt.discreet(exc))
+        """End an attempt whose output or note could not be handled. The other attempts continue."""
+        log.error("a message of an attempt could not be handled", run=attempt.run.run_id, how=attempt.discreet(exc))
         if attempt.handle not in self._broken:
             self._broken.add(attempt.handle)
             self._ask_to_stop(attempt)
@@ -282,9 +284,10 @@ class RunnerProcess:
                 answer(_BROKEN)
 
     def _answered(self, attempt: Attempt, number: int, refusal: str) -> None:
-        """The function hears what became of its checkpoint. An end waits for that: afterwards nothing could be kept."""
+        """Report the result of a checkpoint to the function. The end of the call waits for this: after it nothing can
+        be kept."""
         cell = attempt.handle
-        if self._attempts.get(cell) is not attempt:  # the runner took it along
+        if self._attempts.get(cell) is not attempt:  # the attempt ended with the runner
             return
         self._channel.send(_encode(Orders(kept=[(_ref(attempt), number, refusal)])))
         self._unkept[cell] -= 1
@@ -306,18 +309,19 @@ class RunnerProcess:
             for done in ended:
                 if done.cell in self._unkept:
                     self._waiting[done.cell] = done
-                    self._stop_by.pop(done.cell, None)  # it has ended in time
+                    self._stop_by.pop(done.cell, None)  # the call has ended in time
             ended = [done for done in ended if done.cell not in self._unkept]
         left = [done for done in ended if done.left_children]
         self._owner.sink.ended([self._end(done) for done in ended if not done.left_children])
         for done in left:
-            self._stop_by.pop(done.cell, None)  # it has ended in time
+            self._stop_by.pop(done.cell, None)  # the call has ended in time
             task = asyncio.ensure_future(self._clear(done))
             self._clearing.add(task)
             task.add_done_callback(self._clearing.discard)
 
     async def _clear(self, done: Done) -> None:
-        """A call was stopped, or had its process for itself: what it forked ends, too, before it is said to have."""
+        """Kill the processes that a call forked, before its end is reported: the call was stopped or had its own
+        process."""
         await kill_tree(self._family, Tree(0, "", range(done.left_children, done.left_children + 1)))
         if done.cell in self._attempts:
             self._owner.sink.ended([self._end(done)])
@@ -340,7 +344,7 @@ class RunnerProcess:
             end.retry_after, end.give_up = done.retry_after, done.give_up
         if done.cpu_ns >= _WORTH_TELLING:
             end.usage = {"cpu_ms": done.cpu_ns // 1_000_000}
-        if attempt.resources is not NO_RESOURCES:  # nothing holds one function of a process to a limit
+        if attempt.resources is not NO_RESOURCES:  # no limit applies to one function of a process
             end.usage = (end.usage or {}) | {"enforced": attempt.resources.enforced()}
         return attempt, end
 
@@ -364,7 +368,8 @@ class RunnerProcess:
         task.add_done_callback(self._clearing.discard)
 
     async def _bury(self) -> None:
-        """What it had started outlives it as our orphans; its own id stays taken until it is reaped."""
+        """Kill the processes that the runner started: they outlive it as our orphans. Its pid stays taken until it is
+        reaped."""
         if self._family.has_orphans():
             await kill_tree(self._family, self._tree)
         self._popen.wait()
@@ -374,7 +379,7 @@ class RunnerProcess:
         self.exited.set_result(None)
 
     def _account(self) -> None:
-        """Say what became of the attempts that the runner took with it."""
+        """Report the ends of the attempts that the runner took down with it."""
         ends: list[tuple[Attempt, Finished]] = []
         back: list[Attempt] = []
         waiting, self._waiting = self._waiting, {}

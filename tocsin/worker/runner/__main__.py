@@ -35,7 +35,8 @@ def load(reference: str) -> App:
 
 
 async def serve(reference: str, url: str, slots: int, sock: socket.socket, table: Table) -> None:
-    """Load the module and say hello; from then on the channel calls what is asked for until the agent is gone."""
+    """Load the module and send the hello. After that the channel calls the requested functions until the agent is
+    gone."""
     brand_children()
     loop = asyncio.get_running_loop()
     functions: dict[str, Function] = {}
@@ -61,7 +62,7 @@ async def serve(reference: str, url: str, slots: int, sock: socket.socket, table
 
 def run_forever(loop: asyncio.AbstractEventLoop) -> NoReturn:
     """Run the loop until the process ends. `SystemExit` and `KeyboardInterrupt` in a task of a function leave the loop,
-    and so does `loop.stop()`; they end the function, and not the runs beside it."""
+    and so does `loop.stop()`. They end only that function, not the other runs."""
     while True:
         try:
             loop.run_forever()

@@ -67,7 +67,8 @@ class Calls:
         self.channel.send(_encode(Replies(hello=hello)))
 
     def on_frame(self, frame: bytes) -> None:
-        """Take orders of the agent. Raises what puts this runner in doubt; `__main__` ends it then."""
+        """Process orders of the agent. An exception means that this runner is in doubt; `__main__` then ends the
+        process."""
         orders = _decode(frame)
         for call in orders.calls:
             if call.cell in self._live:
@@ -76,7 +77,7 @@ class Calls:
         for ref, number, refusal in orders.kept:
             self.notes.answered(ref, number, refusal)
         for ref in orders.stops:
-            # It may have ended meanwhile; its cell is no other's before the agent has read that.
+            # The run may have ended since. Its cell goes to no other run before the agent has read the end.
             if (run := self._found(ref)) is not None:
                 self._stop(run, "cancelled")
         self._set_going()
@@ -95,7 +96,7 @@ class Calls:
             self._enqueue(run)
 
     def _found(self, ref: RunRef) -> Run | None:
-        """Return the run that is meant, if it has not ended."""
+        """Return the run that the reference names, if it has not ended."""
         run = self._live.get(ref[0])
         if run is not None and run.ref != ref:
             raise ProtocolViolation(f"cell {ref[0]} has another run than {ref[1]}")
@@ -123,7 +124,7 @@ class Calls:
         try:
             await self._drive(me)
         finally:
-            if self._pump is me:  # a function has cancelled all tasks that it could find
+            if self._pump is me:  # a function has cancelled all tasks that it found
                 self._pump = None
                 self._set_going()
 
@@ -267,10 +268,10 @@ class Calls:
 
 
 def _end(run: Run, ran_ns: int, result: Any, exc: BaseException | None) -> Done:
-    """Make the end of a call, whatever it returned or raised."""
+    """Return the end of a call, whatever it returned or raised."""
     try:
         return succeeded(run, ran_ns, result) if exc is None else failed(run, ran_ns, exc)
-    except BaseException:  # no memory, for one, or an interruption that comes only now
+    except BaseException:  # for example no memory, or an interruption that arrives only now
         return broken(run, ran_ns)
 
 
@@ -295,7 +296,7 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
         try:
             given = yield waits_for
         except BaseException as exc:
-            if isinstance(exc, GeneratorExit) and not _runs(run.task):  # the task is thrown away, not woken
+            if isinstance(exc, GeneratorExit) and not _runs(run.task):  # the task is discarded, not resumed
                 coroutine.close()
                 raise
             step, given = coroutine.throw, exc
@@ -308,10 +309,10 @@ def _within(run: Run, calls: Calls) -> Generator[Any, Any, int]:
 
 
 def _runs(task: asyncio.Task[None] | None) -> bool:
-    """Whether this is called in a step of the task."""
+    """Return whether the caller runs inside a step of the task."""
     try:
         return asyncio.current_task() is task
-    except RuntimeError:  # no loop runs any more
+    except RuntimeError:  # no loop is running any more
         return False
 
 

@@ -50,7 +50,7 @@ class Notes:
         # Through JSON and back: only what survives that comes back to the next attempt as it was.
         packed = msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
         number, kept = next(self._numbers), Future[None]()
-        kept.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it: the answer still comes
+        kept.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it: the answer still arrives
         self._unanswered[number] = run, kept
         self._checkpoints.append((run, Note(*run.ref, None, number, packed)))
         self._wake()
@@ -72,11 +72,11 @@ class Notes:
         return notes + [Note(*run.ref, fraction) for run, fraction in latest.items() if not run.ended]
 
     def answered(self, ref: RunRef, number: int, refusal: str) -> None:
-        """Tell a function what became of its checkpoint."""
+        """Give a function the result of its checkpoint."""
         run, kept = self._unanswered.pop(number, (None, None))
         if run is None or kept is None or run.ref != ref:
             raise ProtocolViolation(f"run {ref[1]} has no checkpoint with the number {number}")
-        with contextlib.suppress(InvalidStateError):  # the function has it in its hands, and may have settled it
+        with contextlib.suppress(InvalidStateError):  # the function has the future and may have settled it itself
             if refusal:
                 kept.set_exception(Superseded(refusal))
             else:

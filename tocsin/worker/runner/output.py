@@ -37,7 +37,7 @@ class OutputBuffer:
         self.add(run, "log", _LEVELS.get(level, "info"), _exact(text).split("\n"), clean(_exact(about)))
 
     def add(self, run: Run, stream: str, level: str, lines: list[str], about: str = "") -> bool:
-        """Append lines, as far as the run and the buffer may hold them; whether that was all of them."""
+        """Append lines, within the limits of the run and the buffer. Return whether all of them fit."""
         if run.ended:
             return False
         if run.limit is None:
@@ -61,7 +61,7 @@ class OutputBuffer:
 
 
 def _exact(text: str) -> str:
-    """The text without what a subclass of `str` may do when it is used later, outside of its run."""
+    """Return the text as an exact `str`: methods of a subclass could run code later, outside of its run."""
     return text if type(text) is str else str.__str__(text)
 
 
@@ -85,7 +85,7 @@ class RunStream(io.TextIOBase):
             run.partial = {}
         size = len(text)
         if run.torn and self._stream in run.torn:
-            # A piece of this line was left out. Nobody would know a secret by the rest of it.
+            # A piece of this line was dropped. A secret could not be recognised by the rest of the line.
             _, newline, text = text.partition("\n")
             if not newline:
                 return size

@@ -24,7 +24,7 @@ from tocsin.worker.lines import OutputLimit
 
 MESSAGE_CHARS = 4096
 CLASS_CHARS = 256
-_READ_CHARS = 64 * 1024  # of a text that is masked and then cut to a few thousand characters
+_READ_CHARS = 64 * 1024  # characters of a text that is masked and then cut to a few thousand
 _TRACE_FRAMES = 8
 _OURS = os.path.dirname(__file__)  # frames of the runner itself say nothing to a job's owner
 
@@ -56,7 +56,7 @@ class Run:
     def __init__(self, call: Call, target: CallTarget, function: Function) -> None:
         self.call, self.target, self.function = call, target, function
         self.ref: RunRef = (call.cell, call.run_id, call.fence)
-        # Taken now, because the function may change what it is given.
+        # Taken now, because the function may change its arguments.
         self.confided = confidential(call.secrets, call.args, target, call.sensitive, call.token)
         self.started_ns = 0
         self.asked_to_stop = ""
@@ -67,7 +67,7 @@ class Run:
         self.thread: Any = None
         self.limit: OutputLimit | None = None
         self.partial: dict[str, str] | None = None
-        self.torn: set[str] | None = None  # streams in the midst of a line of which a piece was left out
+        self.torn: set[str] | None = None  # streams that are inside a line with a dropped piece
         self.stop_event: threading.Event | None = None  # the function has it, and may heed it
 
     def invoke(self, url: str, host: Callable[[Run], Host]) -> Any:
@@ -139,7 +139,7 @@ def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
 
 
 def broken(run: Run, ran_ns: int) -> Done:
-    """Return the end of a call whose end could not be made: the fault is ours."""
+    """Return the end of a call whose end could not be built: the fault is ours."""
     if run.asked_to_stop:
         return stopped(run, ran_ns)
     return Done(*run.ref, run.started_ns, ran_ns, "failed", "internal", "the runner could not read how it ended")
@@ -179,12 +179,12 @@ def _shown(mask: Mask, text: str) -> str:
 
 
 def _trace(exc: BaseException) -> str:
-    """Return the end of where it happened."""
+    """Return the last part of the traceback."""
     try:
         traceback_ = BaseException.__dict__["__traceback__"].__get__(exc)
-        # Ours are the outermost, and few.
+        # Our own frames are the outermost, and few.
         frames = traceback.extract_tb(traceback_, limit=-2 * _TRACE_FRAMES)
         theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)]
         return "".join(text[:_READ_CHARS] for text in traceback.format_list(theirs[-_TRACE_FRAMES:]))
-    except BaseException:  # whatever the loader of its module does
+    except BaseException:  # the loader of the module may do anything
         return ""
