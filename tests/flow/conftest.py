@@ -139,11 +139,11 @@ async def other(scene: Scene) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def past(scene: Scene, tmp_path: Path) -> AsyncIterator[Past]:
-    """Three days of one tenant, and some records of today."""
+    """Create three past days of one tenant, and some records of today."""
     parquet = Parquet(scene.node.objects, tmp_path / "cold")
     past = Past(scene, parquet)
     past.tenant_id = (await scene.who()).tenant_id
-    await scene.sql.execute("delete from audit")  # that the keys were made
+    await scene.sql.execute("delete from audit")  # the records of the keys' creation
     for day in DAYS:
         await past.live(day)
     await past.anchor(await scene.now())  # as servers do every day

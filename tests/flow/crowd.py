@@ -10,7 +10,7 @@ from typing import Any
 from tests.flow.kit import Scene
 from tocsin.flow import partitions
 
-# How many history rows the huge job has; a million with TOCSIN_TEST_CROWD=1000000.
+# The number of history rows of the huge job; a million with TOCSIN_TEST_CROWD=1000000.
 ROWS = int(os.environ.get("TOCSIN_TEST_CROWD", "45000"))
 SMALL_JOBS = 1_000
 WORKER, RARE_WORKER = "01900000-0000-7000-8000-00000000aaaa", "01900000-0000-7000-8000-00000000bbbb"
@@ -52,7 +52,7 @@ $$
 
 
 class Crowd:
-    """The rows of one day, which can grow; and what calls cost."""
+    """The rows of one day, which can grow, and the cost of calls."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -61,7 +61,7 @@ class Crowd:
         self.day = datetime.min.replace(tzinfo=UTC)
 
     async def begin(self) -> None:
-        """Make the jobs, and the oldest run: dead, of an error class, worker and tag that no other run has."""
+        """Create the jobs and the oldest run: dead, with an error class, worker and tag that no other run has."""
         scene = self.scene
         self.day = datetime.combine((await scene.now()).date(), time(), UTC)
         await partitions.make(scene.db, self.day)
@@ -75,14 +75,14 @@ class Crowd:
         await self._add(None, 1, SMALL_JOBS, 1)
 
     async def grow(self, rows: int) -> None:
-        """Add rows to the huge job, newer than all others, and tell the planner."""
+        """Add rows to the huge job, newer than all others, and update the planner's statistics."""
         await self._add(self.big["id"], self.rows + 1, self.rows + rows, 2)
         self.rows += rows
         await self.scene.sql.execute("analyze history")
         await self.scene.sql.execute("analyze jobs")
 
     async def grow_to_the_end(self) -> None:
-        """Add the rows that are left to add."""
+        """Add the remaining rows."""
         await self.grow(ROWS - self.rows)
 
     async def queue(self, rows: int, state: str) -> None:
@@ -104,13 +104,13 @@ class Crowd:
         await self.scene.sql.execute(_ROWS, job, first, last, self.day, second, state, worker, error, tags)
 
     async def pages(self, path: str, **query: Any) -> tuple[int, Any]:
-        """How many pages of our tables and indexes a call reads, and what it answers."""
+        """Return how many pages of our tables and indexes a call reads, and its answer."""
         before = await self.pages_read()
         answer = await self.scene.api.get(path, params=query)
         return await self.pages_read() - before, answer
 
     async def pages_read(self) -> int:
-        """How many pages of our tables and indexes were read so far."""
+        """Return how many pages of our tables and indexes were read so far."""
         async with AsyncExitStack() as stack:
             for pool in self.scene.db._pools.values():
                 for _ in range(pool.get_size()):
@@ -122,7 +122,7 @@ class Crowd:
         )
 
     async def all_pages(self, path: str, **query: Any) -> list[dict[str, Any]]:
-        """The items of all pages of a list."""
+        """Return the items of all pages of a list."""
         found: list[dict[str, Any]] = []
         cursor: dict[str, str] = {}
         for _ in range(1_000):

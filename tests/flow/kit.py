@@ -58,7 +58,7 @@ class Scene:
         return await self.value("select now()")  # type: ignore[no-any-return]
 
     async def down(self, by: timedelta) -> None:
-        """As if no planner had completed a turn for so long."""
+        """Set the database as if no planner had completed a turn for this long."""
         await self.sql.execute(
             "insert into planner (turned_at) values (now() - $1::interval)"
             " on conflict (only_row) do update set turned_at = least(planner.turned_at, excluded.turned_at)",
@@ -147,15 +147,15 @@ class Scene:
         return await report.report(self.db, self.node.specs, [Ending(worker, f) for f in finished], self.rng)
 
     async def lanes(self) -> list[int]:
-        """All lanes there are."""
+        """Return all lanes."""
         return [row["id"] for row in await self.db.fetch("engine", "select id from lanes")]
 
     async def sweep_waiting(self) -> None:
-        """Let go what waits for nothing any more, as if workers were free in every lane."""
+        """Release waiting runs whose block has ended, as if workers were free in every lane."""
         await sweep.release_waiting(self.db, await self.lanes())
 
     async def replace(self) -> sweep.Replaced:
-        """Stop what occurrences that wait are to replace."""
+        """Stop the runs that waiting occurrences replace."""
         rows = await self.rows("select distinct tenant_id, job_id::text as id from runs")
         return await sweep.replace_earlier(self.db, [Key(row["tenant_id"], row["id"]) for row in rows])
 

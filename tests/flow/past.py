@@ -1,4 +1,4 @@
-"""Days of long ago with an audit in them, for tests of what becomes of its records."""
+"""Past days with audit records, for tests of archiving and tampering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 DAY = date(2026, 3, 10)
 DAYS = [DAY + timedelta(days=n) for n in range(3)]
 A_DAY = 4  # records
-LAST_COLD = 2 * A_DAY  # the third day stays
+LAST_COLD = 2 * A_DAY  # the third day stays in the database
 _SAY = (
     "insert into audit (tenant_id, at, actor, key_id, action, target, detail, before, after, address, request_id)"
     " values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
@@ -30,7 +30,7 @@ _ODD = ['said "no",\n\\N\r\n', "\\N", "", "é, =1+1"]
 
 
 class Past:
-    """Days of long ago with records in them, sealed and anchored as they would have been."""
+    """Past days with records, sealed and anchored as servers would have done."""
 
     def __init__(self, scene: Scene, parquet: Parquet) -> None:
         self.scene, self.parquet = scene, parquet
@@ -63,7 +63,7 @@ class Past:
         return await shelve.shelve(node.db, node.objects, self.parquet, before)
 
     async def hot(self) -> list[int]:
-        """The numbers of the records in the database, each of which is there with its place."""
+        """Return the numbers of the records in the database. Each record has its place in the chain."""
         rows = await self.scene.rows(
             "select c.seq from audit_chain c join audit a on a.id = c.audit_id where c.tenant_id = $1 order by c.seq",
             self.tenant_id,
@@ -72,7 +72,7 @@ class Past:
         return [row["seq"] for row in rows]
 
     async def every(self, **query: Any) -> list[Document]:
-        """All pages of a list."""
+        """Return the items of all pages of a list."""
         items: list[Document] = []
         cursor: dict[str, str] = {}
         for _ in range(100):
@@ -84,7 +84,7 @@ class Past:
         raise AssertionError("the pages have no end")
 
     async def proofs(self) -> list[Document]:
-        """The whole chain, piece by piece."""
+        """Verify the whole chain, piece by piece."""
         pieces: list[Document] = []
         cursor: dict[str, str] = {}
         for _ in range(100):
@@ -95,14 +95,14 @@ class Past:
         raise AssertionError("the pieces have no end")
 
     async def found(self) -> list[tuple[str, int | None]]:
-        """What the proof of the whole chain names."""
+        """Return the findings of the verification of the whole chain."""
         return [(finding["kind"], finding["seq"]) for piece in await self.proofs() for finding in piece["findings"]]
 
     async def files(self) -> list[asyncpg.Record]:
         return await self.scene.rows("select * from audit_archives order by tenant_id, first_seq")
 
     async def rewrite(self, change: Callable[[list[Document]], list[Document]], file: int = 0) -> None:
-        """Write a file anew, with other records in it, and make the catalogue believe in it."""
+        """Rewrite a file with other records, and make the catalogue match it."""
         row = (await self.files())[file]
         path = self.scene.node.objects.file(row["object"])
         assert path is not None

@@ -1,5 +1,5 @@
-"""Anchors are signed, numbered, and name each other: whoever has the database and the object storage, but not the
-master key, cannot shorten a chain or its anchors unseen."""
+"""Anchors are signed, numbered, and name each other: an attacker with the database and the object storage, but without
+the master key, cannot shorten a chain or its anchors unnoticed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = "audit/1/"
 
 
 async def write(scene: Scene, series: Series, *, writer: str = "one", keys: MasterKeys = KEYS) -> Anchor:
-    """A record more, sealed and anchored; the anchor."""
+    """Write one more record, seal and anchor it. Return the anchor."""
     before = {a.mac for a in await anchors(scene)}
     await scene.job()
     await seal.seal(scene.db)
@@ -37,7 +37,7 @@ async def anchors(scene: Scene) -> list[Anchor]:
 
 
 async def rewrite(scene: Scene, kept: list[Anchor]) -> None:
-    """Leave these anchors and no others."""
+    """Keep only these anchors."""
     for key in await scene.node.objects.keys(FOLDER):
         await scene.node.objects.delete(key)
     text = b"".join(map(write_anchor, kept))
@@ -45,7 +45,7 @@ async def rewrite(scene: Scene, kept: list[Anchor]) -> None:
 
 
 async def findings(scene: Scene, series: Series | None = None, keys: MasterKeys = KEYS) -> list[str]:
-    """What a server finds; `series`: what it has written itself."""
+    """Return the findings of a server; `series`: the anchors that it has written itself."""
     who, node = await scene.who(), scene.node
     written = (series or Series()).last
     proof = await trail.verify(scene.db, node.objects, node.parquet, keys, who, Mark(), 2555, written)
@@ -91,7 +91,7 @@ async def test_a_running_server_goes_on_with_its_numbers_and_so_shows_the_cut_to
 async def test_a_series_that_ends_more_than_a_day_ago_was_cut_off(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then a server that knows nothing of the later anchors has made another one, moved or not."""
+    """By then a server that does not know the later anchors has written another one, whether or not the chain moved."""
     series = Series()
     made = [await write(scene, series) for _ in range(3)]
     await put_back(scene, made[1])
@@ -162,7 +162,7 @@ async def test_another_master_key_keeps_the_series_whole(scene: Scene) -> None:
     made += [await write(scene, series, keys=both), await write(scene, series, keys=second)]
     assert [a.key for a in made] == [KEYS.ids[0]] * 2 + [second.ids[0]] * 2
     assert await findings(scene, series, both) == await findings(scene, series, second) == []
-    # The old key is gone, and yet what it signed cannot be changed: later anchors name it.
+    # The old key is gone, but an anchor that it signed cannot be changed: later anchors name it.
     forged = Anchor(tenant=1, seq=made[1].seq, hash=made[1].hash, at=made[0].at, number=2, key=made[1].key, mac="00")
     await rewrite(scene, [made[0], forged, *made[2:]])
     assert "anchor: anchor 3 does not follow anchor 2" in await findings(scene, keys=second)
@@ -212,14 +212,14 @@ async def test_a_restored_backup_goes_on_with_the_numbers_that_it_has(scene: Sce
 
 
 async def test_slow_storage_starves_no_tenant_of_anchors(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains that were tried longest ago come first, not those of the lowest tenants."""
+    """Chains that were tried longest ago come first, not those of the lowest tenant ids."""
     monkeypatch.setattr(seal, "ANCHORS_AT_ONCE", 2)
     for n in range(4):
         await scene.api.post("/v1/tenants", {"slug": f"busy-{n}"})
     ids = [row["id"] for row in await scene.rows("select id from tenants order by id")]
     series = Series()
     for _ in range(3):
-        for id_ in ids:  # all of them go on while storage takes two at a time
+        for id_ in ids:  # all chains move while storage accepts two at a time
             await scene.sql.execute(
                 "insert into audit (tenant_id, actor, action, target) values ($1, 'a', 'b', 'c')", id_
             )

@@ -1,4 +1,4 @@
-"""A job is cancelled with more runs than one transaction ends: piece by piece, by whichever server comes first."""
+"""A job with more runs than one transaction ends is cancelled in pieces, by whichever server comes first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def cancel(scene: Scene, job: dict[str, Any], **body: Any) -> dict[str, An
 
 
 async def go_on(scene: Scene) -> list[Controlled]:
-    """All pieces that are left."""
+    """Cancel all remaining pieces."""
     pieces = []
     while (piece := await control.go_on_cancelling(scene.db)) is not None:
         pieces.append(piece)
@@ -126,7 +126,8 @@ async def test_a_job_with_few_runs_is_cancelled_whole(scene: Scene) -> None:
 
 
 async def test_the_end_of_a_one_time_run_lets_nothing_of_the_rest_start(scene: Scene) -> None:
-    """The end of a one-time job's run removes the hold of a pause. It must not remove that of a cancel under way."""
+    """The end of a one-time job's run removes the hold of a pause. It must not remove the hold of a cancel in
+    progress."""
     job = await scene.job(schedule={"delay": "1ms"})
     await scene.ask(job, 8)
     keys = await scene.taken(W, 1)

@@ -1,4 +1,4 @@
-"""Catalogues of files: what retention reads of them grows with what is due, not with what is kept."""
+"""Catalogues of files: the cost of retention grows with the due rows, not with the kept rows."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ select t.id, $4::int + n, $4::int + n, '', 0, '2026-01-01', now() - $1::int * in
 
 @pytest.fixture
 def database_url(cluster: Cluster) -> Iterator[str]:
-    """A database of its own: what is left of many rows would be counted by other tests."""
+    """Create a separate database: other tests would count the remains of many rows."""
     name = asyncio.run(cluster.clone())
     yield cluster.url(name)
     asyncio.run(cluster.drop(name))
 
 
 async def turn(scene: Scene) -> int:
-    """What the archivist does with catalogues; how many files went."""
+    """Run the archivist's steps for catalogues. Return how many files were removed."""
     await retention.expire(scene.db, 365)
     gone = await retention.remove(scene.db, scene.node.objects)
     return gone + await retention.expire_audit(scene.db, scene.node.objects, 365)
@@ -49,7 +49,7 @@ async def test_a_turn_does_not_read_what_is_kept(scene: Scene) -> None:
     await scene.sql.execute("analyze archives, audit_archives")
     crowd = Crowd(scene)
     least = 1_000_000
-    for _ in range(3):  # the least: autovacuum may read them, too
+    for _ in range(3):  # the minimum: autovacuum may read pages, too
         before = await crowd.pages_read()
         assert await turn(scene) == 0
         least = min(least, await crowd.pages_read() - before)
@@ -57,7 +57,7 @@ async def test_a_turn_does_not_read_what_is_kept(scene: Scene) -> None:
 
 
 async def test_every_tenant_gets_its_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In waves that are smaller than what is due, past tenants that hold what they have."""
+    """Waves are smaller than the number of due files, and some tenants hold their files."""
     monkeypatch.setattr(retention, "_WAVE", 3)
     monkeypatch.setattr(retention, "_TENANTS", 2)
     await scene.sql.execute(_TENANTS, 6)

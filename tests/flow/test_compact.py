@@ -291,7 +291,7 @@ async def check_runs(scene: Scene, wanted: dict[str, list[str]]) -> None:
 
 
 async def test_a_page_of_old_segments_reads_those_of_one_tenant(scene: Scene) -> None:
-    """Not a page of each tenant, to keep one of them."""
+    """It does not read a page of each tenant to keep only one of them."""
     await scene.sql.execute("insert into tenants (slug) select 'old-' || i from generate_series(1, 20) as i")
     await scene.sql.execute(
         "insert into log_segments (tenant_id, id, object, position, bytes, lines, raw_bytes, stored_bytes, first_at,"

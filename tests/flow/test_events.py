@@ -293,7 +293,7 @@ async def test_a_feed_that_is_not_renewed_is_closed_with_all_that_is_in_it(scene
 
 
 async def test_feeds_are_closed_and_trimmed_some_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one statement deletes does not grow with the number of feeds, nor with what is in them."""
+    """The work of one statement does not grow with the number of feeds or with their rows."""
     monkeypatch.setattr(events, "_FEEDS", 2)
     monkeypatch.setattr(events, "_MOST_TRIMMED", 4)
     await scene.sql.execute("insert into tenants (slug) select 'feed-' || i from generate_series(1, 10) as i")

@@ -1,4 +1,4 @@
-"""Idempotency records go after a day, in batches that do not depend on each other."""
+"""Idempotency records are deleted after a day, in batches that do not depend on each other."""
 
 from __future__ import annotations
 

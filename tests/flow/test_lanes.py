@@ -1,4 +1,5 @@
-"""Lanes: servers read what has changed, a poll costs what it matches, unused lanes go, a tenant makes only so many."""
+"""Lanes: servers read changed lanes, a poll costs what it matches, unused lanes are removed, and a tenant has a
+limit."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from tocsin.node.conductor import Conductor
 
 
 def function() -> str:
-    """A name of a function that no other test has: lanes outlive tests."""
+    """Return a function name that no other test uses: lanes outlive tests."""
     return f"once.f{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 async def many(scene: Scene) -> AsyncIterator[str]:
-    """Twenty thousand lanes that nobody here asks for, of a kind of their own."""
+    """Create twenty thousand lanes of a separate kind, which no test here asks for."""
     kind = f"k{uuid.uuid4().hex}"
     await scene.sql.execute(
         "insert into lanes (pool, kind, labels) select 'default', $1, jsonb_build_object('zone', n::text)"
@@ -98,7 +99,7 @@ def _fits(has: dict[str, str], required: Any) -> bool:
 
 
 async def test_a_worker_gets_the_lanes_whose_terms_it_meets(scene: Scene) -> None:
-    """The index by pool, kind, function and first label answers as a look at every lane would."""
+    """The index by pool, kind, function and first label gives the same result as a check of every lane."""
     name = function()
     keys = [
         LaneKey("default", kind, name if kind == "python" else "", require, needs)
@@ -127,7 +128,7 @@ async def test_a_worker_gets_the_lanes_whose_terms_it_meets(scene: Scene) -> Non
 
 
 async def whole_pass(scene: Scene, *, later: bool = True) -> None:
-    """Servers look through all jobs and runs; `later`: long after the last time."""
+    """Run a whole pass over all jobs and runs; `later`: long after the last one."""
     if later:
         await scene.sql.execute("update lanes set retired_at = retired_at - interval '1 hour'")
         await scene.sql.execute("update lanes set seen_at = seen_at - interval '1 hour'")
@@ -196,7 +197,7 @@ async def test_a_job_that_a_server_sends_through_before_it_has_heard_keeps_its_l
     job = await scene.job(target=target)
     await scene.sql.execute("delete from jobs where id = $1", job["id"])
     await whole_pass(scene)
-    again = await scene.job(target=target)  # this server has not looked yet
+    again = await scene.job(target=target)  # this server has not refreshed yet
     assert await lane(scene, name) == "retired"
     lane_id = await scene.value("select lane_id from jobs where id = $1", again["id"])
     assert lane_id in scene.node.lanes.open_to("default", ["python"], [name]), "its runs are served all the same"
@@ -251,7 +252,7 @@ async def test_no_lane_is_removed_while_a_server_of_an_older_release_lives(scene
 
 
 async def test_the_lane_of_workflow_runs_is_never_retired(scene: Scene) -> None:
-    """The conductor knows it by its id."""
+    """The conductor knows the lane by its id."""
     conductor = scene.node.conductor
     assert isinstance(conductor, Conductor)
     await conductor.run_once()
@@ -282,7 +283,7 @@ async def test_a_tenant_makes_a_bounded_number_of_lanes(scene: Scene, monkeypatc
     await inventive.post("/v1/jobs/batch", batch, expect=422)
     await scene.job(inventive, **jobs[0])
     await scene.job(other, **jobs[3])
-    await scene.job(inventive, **jobs[3])  # somebody else's lane is there for everybody
+    await scene.job(inventive, **jobs[3])  # all tenants can use a lane that another tenant created
     assert await scene.value("select count(*) from lanes where labels ->> 'zone' = any($1)", zones) == 4
 
 

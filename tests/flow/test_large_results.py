@@ -297,7 +297,7 @@ async def test_a_lost_result_is_told_and_ends_the_map(stage: Stage, hand: Hand) 
 
 
 async def cut_short(scene: Scene, hand: Hand) -> dict[str, Any]:
-    """A run of which a large result was put into object storage, and the end never written."""
+    """Create a run whose large result is in object storage and whose end was never written."""
     await scene.ask(await scene.job())
     [run] = await claimed(scene, hand)
     scene.db.failpoints = Failpoints("report.before_commit=raise")
@@ -362,7 +362,7 @@ async def test_a_run_that_results_in_its_arguments_needs_them_for_as_long_as_its
 async def archived_with_large_arguments(
     old: Old, hand: Hand, *, by_an_older_server: bool
 ) -> tuple[str, dict[str, Any]]:
-    """A run of long ago whose large arguments lie in object storage, archived; its id, and its job."""
+    """Create an old, archived run with large arguments in object storage. Return its id and its job."""
     scene = old.scene
     job = await scene.job()
     [asked] = await scene.ask(job, args=BIG)

@@ -20,7 +20,7 @@ SKIP = {"every": "PT1H", "misfire": {"policy": "skip"}}
 async def worker(
     scene: Scene, since: timedelta, until: timedelta | None = None, pool: str = "default", kind: str = "process"
 ) -> str:
-    """A worker that registered `since` ago, and is gone since `until` ago or lives."""
+    """Create a worker that registered `since` ago, and that either went `until` ago or lives."""
     id_ = str(uuid.uuid4())
     await scene.sql.execute(
         "insert into workers (id, key_id, name, pool, slots, targets, state, registered_at, lease_until, gone_at)"
@@ -37,7 +37,7 @@ async def worker(
 
 
 async def late(scene: Scene, job: dict[str, Any], *minutes: float) -> list[str]:
-    """Occurrences of a job that fell due so many minutes ago and are still staged."""
+    """Create occurrences of a job that fell due this many minutes ago and are still staged."""
     ids = await scene.occur(job, *(-10 - n for n, _ in enumerate(minutes)))
     for id_, ago in zip(ids, minutes, strict=True):
         await scene.sql.execute(
@@ -80,7 +80,7 @@ async def test_promotion_takes_what_is_late_while_a_worker_lives(scene: Scene) -
 
 async def test_what_found_no_worker_is_a_misfire(scene: Scene) -> None:
     job = await scene.job(overlap="allow", schedule=SKIP)
-    # One was there until 30 minutes ago, the next came five minutes ago.
+    # One worker was there until 30 minutes ago, the next one came five minutes ago.
     await worker(scene, timedelta(hours=2), 30 * MINUTE)
     back = await worker(scene, 5 * MINUTE)
     before, _, _, just, after = await late(scene, job, 40, 25, 7, 5.5, 4)

@@ -13,7 +13,7 @@ from tests.flow.crowd import RARE_WORKER, ROWS, SMALL_JOBS, WORKER, Crowd
 from tests.flow.kit import Scene, end_of
 from tocsin.flow.shared import windows
 
-GROWTH = 3  # the first count is made with a third of the rows
+GROWTH = 3  # the first measurement has a third of the rows
 SLACK = 40  # pages that planning may cost
 SMALL = "018f0000-0000-7000-8000-000000000002"
 NO_JOB = "018f0000-0000-7000-8000-00000000ffff"
@@ -21,7 +21,7 @@ NO_JOB = "018f0000-0000-7000-8000-00000000ffff"
 
 @pytest.fixture
 def database_url(cluster: Cluster) -> Iterator[str]:
-    """A database of its own: what a crowd leaves in the pages would be counted by other tests."""
+    """Create a separate database: other tests would count the pages that a crowd leaves behind."""
     name = asyncio.run(cluster.clone())
     yield cluster.url(name)
     asyncio.run(cluster.drop(name))
@@ -36,7 +36,7 @@ async def crowd(scene: Scene) -> AsyncIterator[Crowd]:
 
 
 def filters(crowd: Crowd) -> dict[str, list[str]]:
-    """Of each filter of runs: a value that most rows have, one that the oldest row has alone, and one that none has."""
+    """Return for each filter of runs a value of most rows, a value of the oldest row alone, and a value of no row."""
     return {
         "job": [crowd.big["id"], SMALL, NO_JOB],
         "state": ["succeeded", "dead", "expired", "ready"],
@@ -66,8 +66,8 @@ Asked = tuple[str, dict[str, str]]
 
 
 async def cost(crowd: Crowd, asked: Asked, hoped: int = 0) -> int:
-    """How many pages a call reads: the least of some tries, until that is what is hoped for. Others are made dearer by
-    autovacuum, or by a session that plans the statement anew."""
+    """Return how many pages a call reads: the minimum of several tries, until it is at most `hoped`. Autovacuum, or a
+    session that plans the statement again, makes some tries more expensive."""
     path, query = asked
     least = (await crowd.pages(path, **query))[0]
     for _ in range(6):
@@ -78,7 +78,7 @@ async def cost(crowd: Crowd, asked: Asked, hoped: int = 0) -> int:
 
 
 async def assert_flat(crowd: Crowd, asked: list[Asked], grow: Callable[[], Awaitable[None]] | None = None) -> None:
-    """Each of these calls costs the same when the history has become three times as large."""
+    """Check that each of these calls costs the same after the history has become three times as large."""
     before = [await cost(crowd, one, 150) for one in asked]
     await (grow or crowd.grow_to_the_end)()
     dearer = []
@@ -110,7 +110,7 @@ async def test_every_filter_of_runs_is_bounded(crowd: Crowd, monkeypatch: pytest
 
 
 async def test_a_rare_value_is_found_at_once(crowd: Crowd) -> None:
-    """By an index of its own: what few runs have is what people look for."""
+    """Rare values have an index of their own, because people search for them."""
     for query in ({"state": "dead"}, {"state": "expired"}, {"outcome": "failed"}, {"error_class": "Rare"}):
         _, answer = await crowd.pages("/v1/runs", **query)
         assert answer["next_cursor"] is None and len(answer["items"]) == (query.get("state") != "expired"), query
@@ -118,7 +118,7 @@ async def test_a_rare_value_is_found_at_once(crowd: Crowd) -> None:
 
 
 async def test_the_pages_together_hold_what_was_asked_for(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that stops early says where to go on: the oldest run is found, and none twice."""
+    """The cursor of a page that stops early continues there: the oldest run is found, and no run twice."""
     monkeypatch.setattr(windows, "WINDOWS", (300, 3_000))
     await crowd.queue(5_000, "ready")
     for query in ({"worker": RARE_WORKER}, {"tag": "rare:yes"}, {"state": "dead", "tag": "rare:yes"}):
@@ -156,7 +156,7 @@ async def test_a_key_of_few_jobs_does_not_read_all_others(crowd: Crowd, monkeypa
 
 
 async def test_a_run_made_in_the_same_instant_as_its_job_is_listed(scene: Scene) -> None:
-    """Ids of one instant are in no order: the run of a one-time job may have the lower one."""
+    """Ids of one instant are not ordered: the run of a one-time job may have a lower id than the job."""
     job = await scene.job(schedule=None)
     worker = "019a0000-0000-7000-8000-000000000001"
     [run] = await scene.take(1, worker)

@@ -1,7 +1,7 @@
 """Locks are taken in one order everywhere: jobs, triggers, limits by key, runs by id, circuits.
 
-Two steps that met in the middle stopped each other. Here one step is held right before it takes limits, until another
-one waits for it or is done.
+Steps with different orders could deadlock. Here one step is stopped right before it locks limits, until the other one
+waits for it or is done.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def meet(
     one: Callable[[], Awaitable[Any]],
     other: Callable[[], Awaitable[Any]],
 ) -> None:
-    """Run `one` up to where it locks limits, then `other` as far as it comes, then both to their ends."""
+    """Run `one` until it locks limits, then `other` as far as it gets, then both to their ends."""
     lock_limits = module.lock_limits
     task: asyncio.Task[Any] | None = None
 
@@ -59,7 +59,7 @@ async def meet(
 async def test_the_sweep_of_deadlines_and_a_report(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, stopped: list[BaseException]
 ) -> None:
-    """The sweep ends the run that waits; the report, which holds the limit, would let it go."""
+    """The sweep ends the waiting run. The report, which holds the limit, would release it."""
     job = await scene.job(max_concurrency=1)
     [first, second] = await scene.ask(job, 2)
     [run] = await scene.take(10, await scene.employ(W))
@@ -72,7 +72,7 @@ async def test_the_sweep_of_deadlines_and_a_report(
 async def test_a_run_that_is_handed_back_and_a_cancel_of_its_job(
     scene: Scene, other: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run was to stop, so that it ends when it is handed back; the cancel holds the limit and wants the run."""
+    """The run has a stop order, so it ends when it is handed back. The cancel holds the limit and needs the run."""
     job = await scene.job(max_concurrency=1)
     [run_id] = await scene.ask(job)
     [run] = await scene.take(10, await scene.employ(W))

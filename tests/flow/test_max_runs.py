@@ -220,7 +220,7 @@ async def test_occurrences_tell_as_many_as_there_may_be(scene: Scene) -> None:
 
 
 async def test_a_turn_looks_at_some_of_what_ended_unclaimed(scene: Scene) -> None:
-    """Not at all of it, in each of the turns that it takes."""
+    """A turn must not read all such rows."""
     await scene.sql.execute(
         "insert into unclaimed (tenant_id, job_id)"
         " select t.id, gen_random_uuid() from tenants t, generate_series(1, 5000) where t.slug = 'default'"

@@ -1,4 +1,4 @@
-"""Memories that are bounded by bytes, and those who use them."""
+"""Caches that are bounded by bytes, and the modules that use them."""
 
 from __future__ import annotations
 

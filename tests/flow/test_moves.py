@@ -1,7 +1,7 @@
-"""A run moves only when what blocks it has changed: its state changes are counted, whoever sweeps in between.
+"""A run moves only when the reason that blocks it has changed: its state changes are counted.
 
-A trigger records each change of state. Between any two events the sweeper turns several times and a claim looks at
-everything: neither may add a move.
+A trigger records each change of state. Between any two events the sweeper turns several times and a claim looks at all
+runs: neither may add a move.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Watch:
         self.stops += stops
 
     async def settle(self, slots: int = 10) -> list[str]:
-        """Let everything happen that can; answer the runs that started. Without slots nothing starts."""
+        """Run claims and sweeps until nothing changes. Return the runs that started. Without slots no run starts."""
         started: list[str] = []
         for _ in range(4):
             if slots:
@@ -88,7 +88,7 @@ async def watch(scene: Scene) -> AsyncIterator[Watch]:
 
 
 async def overlapping(watch: Watch, overlap: str, **spec: Any) -> tuple[str, str]:
-    """An occurrence that runs, and one that has fallen due behind it."""
+    """Create an occurrence that runs, and one that has fallen due behind it."""
     job = await watch.scene.job(schedule={"every": "PT1H"}, overlap=overlap, **spec)
     [first] = await watch.scene.occur(job, 9)
     assert await watch.settle() == [first]
@@ -159,7 +159,7 @@ async def test_queue_while_no_worker_is_free(watch: Watch) -> None:
 
 
 async def test_queue_with_jitter_runs_in_the_order_of_instants(watch: Watch) -> None:
-    """The order of claims may differ from the order of instants, by which overlap goes."""
+    """The order of claims may differ from the order of instants, which overlap uses."""
     first, second = await overlapping(watch, "queue_all")
     job = await watch.scene.value("select job_id from runs where id = $1", first)
     [third] = await watch.scene.occur({"id": job}, 3)
@@ -190,7 +190,7 @@ async def test_replace(watch: Watch) -> None:
 
 
 async def test_replace_while_the_earlier_run_holds_the_only_slot(watch: Watch) -> None:
-    """Nobody claims the new occurrence then, and the old one has to stop all the same."""
+    """No claim finds the new occurrence then, and the old run must stop all the same."""
     job = await watch.scene.job(schedule={"every": "PT1H"}, overlap="replace")
     [first] = await watch.scene.occur(job, 9)
     assert await watch.settle() == [first]
@@ -220,7 +220,7 @@ async def test_limits(watch: Watch, spec: dict[str, Any]) -> None:
     for n, run in enumerate(runs):
         assert await watch.settle() == [run]
         await watch.end(run)
-        # While no worker is free, one run takes the place that came free: the others wait on.
+        # While no worker is free, one run takes the free place, and the others keep waiting.
         await watch.settle(slots=0)
         states = [row["state"] for row in await watch.scene.rows("select state from runs order by id")]
         assert states == ["ready"][: len(runs) - n - 1] + ["waiting"] * (len(runs) - n - 2)
@@ -243,7 +243,7 @@ async def test_a_limit_of_several_while_no_worker_is_free(watch: Watch) -> None:
 
 
 async def test_a_key_with_room_goes_to_the_lane_that_has_a_free_worker(watch: Watch) -> None:
-    """The run that was released first belongs to workers that are busy: it does not hold up the lane of another."""
+    """The run that was released first belongs to busy workers. It does not block the lane of another worker."""
     key = {"key": "shared", "max": 1}
     busy = await watch.scene.job(concurrency_key=key)
     other = await watch.scene.job(concurrency_key=key, target={"kind": "http", "url": "http://127.0.0.1:1/"})
@@ -270,7 +270,7 @@ async def test_rate(watch: Watch) -> None:
 
 
 async def test_rate_while_workers_take_none_of_them(watch: Watch) -> None:
-    """A free worker does not help if its tenant is over its quota: one run at a time is let go all the same."""
+    """A free worker does not help if its tenant is over its quota. Still, one run at a time is released."""
     runs = await watch.scene.ask(await watch.scene.job(rate_limit="1/hour"), 4)
     assert await watch.settle() == runs[:1]
     await watch.scene.sql.execute("update limits set tat = now() - interval '1 minute'")
@@ -308,7 +308,7 @@ async def test_pause(watch: Watch) -> None:
 
 
 async def test_pause_of_a_job_whose_key_has_room(watch: Watch) -> None:
-    """Both hold it: it waits for one after the other, and moves once for each."""
+    """Both hold the run: it waits for one after the other, and moves once for each."""
     jobs = [await watch.scene.job(concurrency_key="shared") for _ in range(2)]
     [[first], [second]] = [await watch.scene.ask(job) for job in jobs]
     assert await watch.settle() == [first]
@@ -321,7 +321,7 @@ async def test_pause_of_a_job_whose_key_has_room(watch: Watch) -> None:
 
 
 async def test_resources(watch: Watch) -> None:
-    """A run for which no worker has room stays where it is."""
+    """A run that fits on no worker stays where it is."""
     [run] = await watch.scene.ask(await watch.scene.job(resources={"cpu": 64}))
     assert await watch.settle() == []
     assert await watch.moves(run) == ["ready"]

@@ -1,4 +1,4 @@
-"""A day without a partition is the servers' fault: nobody's result is lost by it."""
+"""A missing partition is a fault of the servers, and no result is lost by it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ W = str(uuid.uuid4())
 
 @pytest.fixture(autouse=True)
 async def made_again(scene: Scene) -> AsyncIterator[None]:
-    """The partitions that a test has dropped are there for the next test."""
+    """Recreate the partitions that a test has dropped."""
     yield
     await scene.sql.execute("delete from archived_days")
     await partitions.make_ahead(scene.db)
@@ -33,14 +33,14 @@ def caretaker(scene: Scene) -> Caretaker:
 
 
 async def drop_today(scene: Scene) -> str:
-    """Drop the partition of today; its name."""
+    """Drop the partition of today. Return its name."""
     name = partitions.partition_name(await scene.now())
     await scene.sql.execute(f"drop table {name}")
     return name
 
 
 async def yesterdays_run(scene: Scene, job: dict[str, Any]) -> str:
-    """A run that was made yesterday and is due now."""
+    """Create a run that was made yesterday and is due now."""
     now = await scene.now()
     tenant_id = (await scene.who()).tenant_id
     run = NewRun(tenant_id, new_id(now - timedelta(days=1)), job["id"], "manual", now)

@@ -87,7 +87,7 @@ async def test_the_cursor_moves_by_compare_and_set_only(scene: Scene) -> None:
     stale = [
         (here, its_job, job["id"], was - MINUTE, 1, later, None),  # the cursor has moved
         (here, its_job, job["id"], was, 2, later, None),  # the job is at another version
-        (elsewhere, its_job, job["id"], was, 1, later, None),  # something else is at its place by now
+        (elsewhere, its_job, job["id"], was, 1, later, None),  # another row has its ctid by now
         (here, other_job, job["id"], was, 1, later, None),
     ]
     for row in stale:

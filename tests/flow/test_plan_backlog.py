@@ -1,4 +1,4 @@
-"""plan with much to do: a turn is bounded, nobody waits behind others, and a backlog is not an outage."""
+"""plan with a backlog: a turn is bounded, schedules do not wait behind each other, and a backlog is not an outage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEWER_RULES = "Europe/Berlin 0123456789ab 2999.1"
 
 
 async def late(scene: Scene, job: dict[str, Any], by: timedelta) -> datetime:
-    """Move the job and its cursor back while planners kept turning: a backlog, no outage."""
+    """Move the job and its cursor back while planners kept working: a backlog, not an outage."""
     await scene.sql.execute("update jobs set created_at = created_at - $2::interval where id = $1", job["id"], by)
     return await scene.value(  # type: ignore[no-any-return]
         "update triggers set next_fire_at = next_fire_at - $2::interval where job_id = $1 returning next_fire_at",
@@ -37,7 +37,7 @@ async def late(scene: Scene, job: dict[str, Any], by: timedelta) -> datetime:
 
 
 async def turns(scene: Scene, most: int = 500) -> int:
-    """Turn until nothing is left to plan now; how many turns it took."""
+    """Run turns until nothing is left to plan now. Return how many there were."""
     rotation = Rotation()
     for n in range(most):
         if not (await plan(scene.db, HORIZON, rotation)).more:
@@ -46,7 +46,7 @@ async def turns(scene: Scene, most: int = 500) -> int:
 
 
 async def heavy(scene: Scene, count: int, ago: timedelta = 3 * HOUR, **misfire: Any) -> list[dict[str, Any]]:
-    """Jobs that missed an occurrence each second of an outage, and want them all."""
+    """Create jobs that missed an occurrence each second of an outage, and whose rule runs all of them."""
     rule = {"policy": "all", "max": 10_000, "window": "PT24H"} | misfire
     jobs = [await scene.job(schedule={"every": "PT1S", "misfire": rule}, overlap="allow") for _ in range(count)]
     for job in jobs:
@@ -55,7 +55,7 @@ async def heavy(scene: Scene, count: int, ago: timedelta = 3 * HOUR, **misfire: 
 
 
 async def read_by_nobody(scene: Scene, *jobs: dict[str, Any]) -> None:
-    """As if another node had set these cursors by newer rules of their zone."""
+    """Set these cursors as another node with newer rules of their zone would."""
     for job in jobs:
         await scene.sql.execute("update jobs set zone_rules = $2 where id = $1", job["id"], NEWER_RULES)
 
@@ -90,7 +90,7 @@ async def test_ordinary_jobs_are_planned_first_beside_some_that_catch_up(
     monkeypatch.setattr(step, "BATCH", 20)
     await heavy(scene, 20)
     rotation = Rotation()
-    await plan(scene.db, HORIZON, rotation)  # all that catch up have been seen once
+    await plan(scene.db, HORIZON, rotation)  # each cursor that is behind has had one turn
     ordinary = [await scene.job(schedule={"every": "PT1S"}) for _ in range(5)]
     await plan(scene.db, HORIZON, rotation)
     for job in ordinary:
@@ -193,7 +193,7 @@ async def test_a_node_that_knows_the_rules_plans_them(scene: Scene) -> None:
     await read_by_nobody(scene, job)
     await plan(scene.db, HORIZON)
     assert await owed(scene, job) == []
-    # A node with those rules comes: for it they are not newer.
+    # A node with these rules joins: for it they are not newer.
     await scene.sql.execute("update jobs set zone_rules = $2 where id = $1", job["id"], rules)
     await scene.sql.execute("update triggers set waits_for = $2 where job_id = $1", job["id"], f"rules {rules}")
     await plan(scene.db, HORIZON)
@@ -285,7 +285,7 @@ async def test_many_schedules_at_one_instant_are_late_and_not_missed(
 
 @pytest.fixture
 async def quiet(scene: Scene) -> AsyncIterator[Scene]:
-    """Nothing of an outage is known, and a turn has just been completed."""
+    """Remove all records of outages, and record a turn that was just completed."""
     await scene.sql.execute("delete from outages")
     await plan(scene.db, HORIZON)
     yield scene
@@ -316,7 +316,7 @@ async def test_a_gap_of_more_than_a_minute_is_recorded_once(quiet: Scene) -> Non
 async def test_while_one_of_two_servers_turns_there_is_no_outage(quiet: Scene, other: Any) -> None:
     job = await quiet.job(schedule={"every": "PT1M", "misfire": {"policy": "skip"}})
     await late(quiet, job, 10 * MINUTE)
-    await plan(other, HORIZON)  # the other one did all the turns
+    await plan(other, HORIZON)  # the other planner did all the turns
     await plan(quiet.db, HORIZON)
     assert await outages(quiet) == []
     assert await quiet.missed(job) == []
@@ -335,7 +335,7 @@ async def test_an_outage_counts_for_every_turn_that_catches_up(quiet: Scene, mon
 
 
 async def test_what_fell_due_after_the_outage_is_late_only(quiet: Scene) -> None:
-    """Back for five minutes, and this cursor is reached only now."""
+    """The planner has been back for five minutes and reaches this cursor only now."""
     job = await quiet.job(schedule={"every": "PT1M", "misfire": {"policy": "skip"}})
     first = await late(quiet, job, 20 * MINUTE + 30 * SECOND)
     await quiet.sql.execute(
@@ -370,7 +370,7 @@ async def test_recording_a_turn_costs_the_same_however_many_schedules_there_are(
 
 
 async def _buffers(scene: Scene) -> int:
-    """Pages that the recording of a turn reads."""
+    """Return how many pages the recording of a turn reads."""
     async with scene.sql.transaction():
         [[told]] = await scene.rows("explain (analyze, buffers, format json) " + step.SQL["completed"])
     top = json.loads(told)[0]["Plan"]

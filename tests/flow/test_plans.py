@@ -75,7 +75,7 @@ STEPS = (
     transitions,
 )
 HOT = ("runs", "jobs", "triggers", "limits", "idempotency", "history", "events", "audit", "backfills")
-SMALL = ("audit_sealer", "audit_heads", "lane_pass")  # one row, and one for each tenant
+SMALL = ("audit_sealer", "audit_heads", "lane_pass")  # one row, or one row per tenant
 FRAGMENTS = {
     "record_ended",
     "complete_jobs",
@@ -110,7 +110,7 @@ MEANT = {
 def statements() -> Iterator[tuple[str, str]]:
     for step in STEPS:
         for name, text in step.SQL.items():
-            # What a list is narrowed by is put in when it is asked for: `test_lists.py` counts what those read.
+            # The filters of a list are inserted when they are used: `test_lists.py` counts the pages that they read.
             if name not in FRAGMENTS and "$FILES" not in text and "$ONLY" not in text:
                 yield f"{step.__name__.rpartition('.')[2]}.{name}", text
 

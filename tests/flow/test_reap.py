@@ -70,7 +70,7 @@ async def test_the_third_loss_is_the_end(scene: Scene, worker_key: str) -> None:
 
 
 async def unsuspected(scene: Scene, *run_ids: str) -> None:
-    """Let runs be due for so long that they are handed out without regard to each other."""
+    """Make runs due for so long that they are no longer suspects."""
     await scene.sql.execute(
         "update runs set ready_at = now() - interval '11 s' where state = 'staged' and id = any($1::uuid[])",
         list(run_ids),
@@ -78,7 +78,7 @@ async def unsuspected(scene: Scene, *run_ids: str) -> None:
 
 
 async def loses(scene: Scene, worker_key: str, *run_ids: str, **body: Any) -> WorkerHand:
-    """A worker takes these runs, and nothing else, and is lost with them."""
+    """Register a worker that takes only these runs, and lose it with them."""
     worker = await WorkerHand.register(scene.node, worker_key, **body)
     await scene.wake(*run_ids)
     assert {run_id for run_id, _, _ in await scene.taken(worker.id)} == set(run_ids)
@@ -105,7 +105,7 @@ async def test_a_worker_is_given_one_suspect_at_a_time(scene: Scene, worker_key:
     await scene.wake(*suspects)
     first, second = [await WorkerHand.register(scene.node, worker_key) for _ in range(2)]
     shares = await scene.shares(100)
-    for _ in range(2):  # the second time neither may have another one
+    for _ in range(2):  # the second time neither worker may get another suspect
         taken = await claim.take(scene.db, shares, [first.id, second.id] * 10)
     held = await scene.rows(
         "select id::text as id, worker_id::text as worker, losses from runs where state = 'running'"
@@ -245,7 +245,8 @@ async def test_the_runs_of_a_lost_fleet_do_not_come_back_as_a_herd(scene: Scene,
 async def test_runs_of_a_worker_that_is_long_gone_are_taken_back(
     scene: Scene, worker_key: str, worker_row: str
 ) -> None:
-    """Its runs outlived it, as when nobody could report for a day; they came to nobody's attention any more."""
+    """The runs outlived their worker's row, for example because no report arrived for a day, and no step found them any
+    more."""
     [run] = await scene.ask(await scene.job())
     worker = await WorkerHand.register(scene.node, worker_key)
     assert len(await scene.taken(worker.id)) == 1
@@ -271,7 +272,7 @@ async def test_a_worker_that_holds_a_run_is_not_pruned(scene: Scene, worker_key:
 
 
 async def test_strays_are_looked_for_page_by_page(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that hold runs and live do not hide those that are gone."""
+    """Living workers with runs do not hide the workers that are gone."""
     monkeypatch.setattr(reap, "_HOLDERS", 2)
     runs = await scene.ask(await scene.job(), 5)
     for n in range(5):

@@ -1,4 +1,4 @@
-"""Objects that storage refuses to delete, for ever: everything behind them goes all the same."""
+"""Objects that storage always refuses to delete: all objects behind them are deleted all the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tocsin.store.objects import ObjectStore, Refusals
 
 
 class Refusing(ObjectStore):
-    """Storage that refuses to delete some objects, and counts how often it is asked to."""
+    """Object storage that refuses to delete some objects, and counts the attempts."""
 
     def __init__(self, whole: ObjectStore, word: str = "refused") -> None:
         self.__dict__.update(whole.__dict__)
@@ -45,7 +45,7 @@ async def count(scene: Scene, table: str, like: str) -> int:
 
 
 async def fill(scene: Scene, table: str) -> None:
-    """Two batches of objects that are refused, and two others behind them."""
+    """Create two batches of refused objects, and two other objects behind them."""
     tenant = "" if table == "log_garbage" else "(select id from tenants where slug = 'default'), "
     columns = "object, due_at" if table == "log_garbage" else "tenant_id, object, look_at"
     for name, first, last, minutes in (("refused", 1, 200, 60), ("plain", 1, 2, 5)):

@@ -1,6 +1,6 @@
-"""Records of the audit that were shelved are as hard to tamper with as before.
+"""Archived audit records are as hard to tamper with as before.
 
-The one who tampers has the database, the object storage and all the time he wants; what he lacks are the anchors.
+The attacker has the database, the object storage and unlimited time, but not the anchors.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ async def end_of_a_file_cut(past: Past) -> None:
 
 
 async def back_dated(past: Past) -> None:
-    """As the last of its file: nobody else is moved."""
+    """Add a back-dated record at the end of its file, so that no other record moves."""
     at = datetime.combine(DAYS[0], time(12))
     await past.rewrite(lambda rows: [*rows, rows[3] | {"seq": 2 * A_DAY + 1, "id": 999, "at": at}], file=1)
 
 
 async def back_dated_and_chained(past: Past) -> None:
-    """One record more in the first day, and the whole file chained anew."""
+    """Add one record to the first day, and chain the whole file again."""
 
     def change(rows: list[Document]) -> list[Document]:
         rows = [*rows[:2], rows[1] | {"actor": "key:else", "id": rows[1]["id"] + 900}, *rows[2:]]
@@ -72,7 +72,7 @@ async def back_dated_and_chained(past: Past) -> None:
 
 
 async def cut(past: Past) -> None:
-    """All from the second day on, as if there had never been any."""
+    """Remove everything from the second day on."""
     for statement in (
         "delete from audit",
         "delete from audit_chain",
@@ -91,14 +91,14 @@ async def file_broken(past: Past) -> None:
 
 
 async def file_written_alike(past: Past) -> None:
-    """The same records in other bytes, which the catalogue does not believe in."""
+    """Write the same records in other bytes, which do not match the catalogue."""
     path = past.scene.node.objects.file((await past.files())[1]["object"])
     assert path is not None
     write_file(path, read_file(path))
 
 
 async def files_swapped(past: Past) -> None:
-    """Each where the other was, and the catalogue says so."""
+    """Swap two files, and adjust the catalogue."""
     first, second = await past.files()
     objects = past.scene.node.objects
     contents = [await objects.read(row["object"]) for row in (second, first)]
@@ -112,7 +112,7 @@ async def files_swapped(past: Past) -> None:
 
 
 async def file_of_another_tenant(past: Past) -> None:
-    """One that is whole, and proves, where it belongs."""
+    """Use a file that is complete and valid, but belongs to another tenant."""
     await past.scene.api.post("/v1/tenants", {"slug": "acme"})
     other = await past.scene.value("select id from tenants where slug = 'acme'")
     await past.live(DAYS[0], other)
@@ -132,7 +132,7 @@ async def file_that_follows_another(past: Past) -> None:
 
 
 ANCHORED = A_DAY  # by the first day's anchor
-# All records of both files are where they do not belong.
+# All records of both files are in the wrong place.
 SWAPPED = [
     *(("deleted", 1), *(("inserted", seq) for seq in range(1, A_DAY)), ("cut", ANCHORED), ("inserted", A_DAY)),
     *(("deleted", A_DAY + 1), *(("inserted", seq) for seq in range(A_DAY + 1, 2 * A_DAY + 1)), ("cut", 2 * A_DAY)),
@@ -166,7 +166,7 @@ async def test_tampering_with_files_is_found_and_named(
     await past.shelve()
     assert await past.found() == []
     await tamper(past)
-    # A file written anew is also one that those after it do not follow, which is told beside the record.
+    # The file after a rewritten file does not follow it any more, which is a second finding.
     found = [one for one in await past.found() if one not in names]
     assert [one for one in await past.found() if one in names] == names, await past.found()
     assert all(kind == "archive" for kind, _ in found), found
@@ -190,7 +190,7 @@ async def hot_deleted(past: Past) -> None:
 
 
 async def hot_put_in(past: Past) -> None:
-    """Among ids of records that are in files."""
+    """Insert a record among the ids of records that are in files."""
     await past.scene.sql.execute(
         "insert into audit (id, tenant_id, at, actor, action, target) overriding system value"
         " select min(id) - 3, tenant_id, min(at), 'x', 'y', 'z' from audit group by tenant_id"
@@ -220,7 +220,7 @@ async def hot_cut(past: Past) -> None:
 
 
 async def hot_back_dated(past: Past) -> None:
-    """Of a day that is in a file."""
+    """Back-date a record to a day that is in a file."""
     await past.scene.sql.execute(
         "insert into audit (tenant_id, at, actor, action, target) values ($1, $2, 'x', 'y', 'z')",
         *(past.tenant_id, datetime.combine(DAYS[0], time(12), UTC)),

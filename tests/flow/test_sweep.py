@@ -1,4 +1,4 @@
-"""The sweep looks at everything in bounded turns: what stays as it is never hides the rest."""
+"""The sweep covers everything in bounded turns: rows that do not change never hide the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tocsin.flow import claim, sweep
 from tocsin.node.reaper import Sweeper
 
 W = "01900000-0000-7000-8000-000000000001"
-# Keys of which one run runs and one waits. A key sorts by its number.
+# Keys with one running and one waiting run. A key sorts by its number.
 FULL_KEYS = """
     with k as (
         select ('00000000-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid as key
@@ -168,11 +168,11 @@ async def test_many_late_occurrences_are_judged_one_by_one(scene: Scene, monkeyp
     assert [len(await scene.states(job)) for job in jobs] == [0, 1, 3]
 
 
-# ── limits that nobody needs ─────────────────────────────────────────────────────────────────────────────────────
+# ── unused limits ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def forget_limits(scene: Scene) -> int:
-    """Go through all limits once; how many are left."""
+    """Check all limits once. Return how many remain."""
     after = await sweep.forget_limits(scene.db, None)
     while after is not None:
         after = await sweep.forget_limits(scene.db, after)
@@ -208,7 +208,7 @@ async def test_a_limit_whose_rate_is_used_up_is_kept(scene: Scene) -> None:
 
 
 async def test_a_claim_makes_a_limit_anew_that_was_forgotten(scene: Scene) -> None:
-    """Runs were staged while the limit was being removed, or long before it was."""
+    """Runs were staged while the limit was being removed, or long before."""
     job = await scene.job(concurrency_key={"key": "k-{args.c}", "max": 2})
     await scene.ask(job, 5, args={"c": 1})
     await scene.sql.execute("delete from limits")

@@ -1,4 +1,4 @@
-"""A worker sends back the tenant that it was told with a run, so that no look-up asks every tenant."""
+"""A worker sends back the tenant that came with a run, so that no look-up searches every tenant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def add_tenants(scene: Scene, count: int = TENANTS) -> None:
 
 
 class Meter:
-    """Counts the pages that the statements of a step look at."""
+    """Counts the pages that the statements of a step read."""
 
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         self._fetch, self._db, self.pages = scene.db.fetch, scene.db, 0
@@ -48,7 +48,7 @@ class Meter:
 
 
 async def ended_runs(scene: Scene, count: int) -> list[Finished]:
-    """The reports of runs whose ends were accepted before."""
+    """Return the reports of runs whose ends were accepted before."""
     await scene.ask(await scene.job(), count)
     ends = [end_of(row, tenant=row["tenant_id"]) for row in await scene.take(count, W)]
     assert len((await scene.end(W, *ends)).accepted) == count
@@ -122,7 +122,7 @@ async def test_a_wrong_tenant_finds_nothing_and_changes_nothing(scene: Scene, wo
 
 
 async def test_repeats_without_a_tenant_are_answered_in_portions(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of an older build reports again what was neither accepted nor superseded, and gets on each time."""
+    """A worker of an older build repeats the reports that were neither accepted nor superseded, and makes progress."""
     ends = [msgspec.structs.replace(end, tenant=0) for end in await ended_runs(scene, 5)]
     monkeypatch.setattr(report, "_MOST_PROBES", 2)  # one tenant: two look-ups
     left, rounds = ends, 0
@@ -152,7 +152,7 @@ async def test_what_is_postponed_is_neither_accepted_nor_superseded(
 async def test_late_lines_without_a_tenant_are_refused_where_they_cost_too_much(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker then ships each run's lines alone, and the first chunk of a shipment is always looked for."""
+    """The worker then sends each run's lines alone, and the first chunk of a shipment is always searched for."""
     ends = await ended_runs(scene, 3)
     chunks = [LogChunk(run_id=e.run_id, attempt=e.attempt, fence=e.fence, offset=0, lines=[]) for e in ends]
     assert set(await logs._stored(scene.db, W, chunks)) == {0, 1, 2}

@@ -12,7 +12,7 @@ JANUARY = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-04T00:00:00Z", "max_co
 
 
 async def fill_all(stage: Stage, says: Says = lambda node, n: {}) -> None:
-    """Make and run all that a backfill owes."""
+    """Create and run everything that a backfill owes."""
     while (await fill(stage.scene.db, Tables(), True)).hints:
         await stage.play_all(says)
 
