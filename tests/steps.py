@@ -1,4 +1,4 @@
-"""A bound on work, in steps instead of seconds: the calls that the interpreter makes."""
+"""A bound on work, in steps instead of seconds. A step is a call that the interpreter makes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class TooManySteps(BaseException):
-    """The code under test was still at work when its steps were used up. No `except Exception` hides it."""
+    """The code under test had not finished when its steps were used up. No `except Exception` hides it."""
 
 
 @contextmanager
 def at_most(most: int) -> Iterator[list[int]]:
-    """Run a block of this thread for so many steps; yields a list of one number, those that it took so far.
+    """Run a block of this thread for at most this many steps. Yield a list with the number of steps so far.
 
-    A step is a call: of a Python function, of a generator for its next element, or of a C function. What a C function
-    does inside is not seen, nor is a loop that calls nothing.
+    A step is a call: of a Python function, of a generator for its next element, or of a C function. Work inside a C
+    function is not counted, nor is a loop that calls nothing.
     """
     taken = [0]
 

@@ -1,4 +1,4 @@
-"""When `tocsin up` gives a server up: by questions that got no answer, never by time alone."""
+"""`tocsin up` gives up a server because of requests without an answer, never because of time alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tocsin.cli.liveness import Liveness, answers
 
 
 class Server:
-    """Answers or not, on a clock that is moved by hand; a question that gets no answer takes its time-out."""
+    """Answers or not, on a clock that the test moves. A request without an answer takes its time-out."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = 30) -> None:
         self.now, self.up, self.asked = 1000.0, True, 0
@@ -26,7 +26,7 @@ class Server:
         return self.up
 
     def watch(self, seconds: float, process: int = 1) -> float | None:
-        """For so long, as the supervisor does: at every tick."""
+        """Check at every tick, as the supervisor does, for this many seconds."""
         end = self.now + seconds
         while self.now < end:
             self.now = max(self.now, min(end, self.liveness.next_at))

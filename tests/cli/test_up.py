@@ -424,7 +424,7 @@ def test_jobs_run_and_survive_the_death_of_everything(home: Path, port: int) -> 
 
 
 def test_a_server_whose_event_loop_is_held_is_replaced(home: Path, port: int) -> None:
-    """The second submission of a server holds its event loop for ever; one that is started anew serves the next."""
+    """The second submission of a server holds its event loop for ever. The restarted server handles the next one."""
     environment = {
         "TOCSIN_HOME": str(home),
         "TOCSIN_PORT": str(port),

@@ -1,6 +1,6 @@
-"""Every kind of backlog in one database: each drains, and an ordinary tenant's runs start meanwhile.
+"""Every kind of backlog in one database: each drains, and an ordinary tenant's runs start during that time.
 
-`python -m bench backlogs` plays the same at full size and measures how late those runs start.
+`python -m bench backlogs` runs the same at full size and measures how late those runs start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run that takes its workers down, against real processes: it is set apart before it has taken the fleet."""
+"""A run that takes its workers down, with real processes: it is set apart before it takes down all workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_fleet_of_three_survives_a_run_that_kills_its_workers(site: Site
             job = await driver.create_job({"target": target, "schedule": {"manual": True}})
             return await driver.create_runs(job, [{}] * count)
 
-        bystanders = await ask(["sleep", "1"], 6)  # they are in the hands of those that go down, too
+        bystanders = await ask(["sleep", "1"], 6)  # the workers that go down hold these runs, too
         [poison] = await ask(POISON, 1)
 
         async def ended() -> Any:

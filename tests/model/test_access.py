@@ -93,7 +93,7 @@ WORST = [["*a*a*a*a*a*a*b"], ["*a" * 64], ["*" * 127 + "b"], ["a*" * 63 + "ab"] 
 
 @pytest.mark.parametrize("patterns", WORST)
 def test_the_worst_patterns_take_few_steps(patterns: list[str]) -> None:
-    """In a process with 20 seconds of a processor: a search that does not end cannot be counted from inside."""
+    """The test runs in a process with 20 seconds of processor time: an endless search cannot be counted from inside."""
     told = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))

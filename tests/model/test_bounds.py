@@ -1,4 +1,4 @@
-"""The worst schedules that fit their limits, in steps: reading, checking, describing, and a hundred instants of each.
+"""The worst schedules within the limits, in steps: reading, checking, describing, and a hundred instants of each.
 
 A step is a call (tests/steps.py); 600,000 of them take about a fifth of a second.
 """
@@ -90,7 +90,7 @@ def test_u0000_is_found_in_json_whatever_stands_before_it(parts: list[bytes]) ->
 
 @pytest.mark.parametrize("part", [b"\\", b"\\\\u0000", b"\\" * 70 + b"u0000", b"u0000"])
 def test_u0000_is_looked_for_in_few_passes(part: bytes) -> None:
-    """Eight megabytes: each pass is one C call."""
+    """Each pass over the eight megabytes is one C call."""
     with at_most(100), contextlib.suppress(ApiProblem):
         refuse_nul((part * (8_000_000 // len(part))) + b"\\u0000")
 

@@ -82,7 +82,7 @@ def test_nothing_but_days_or_a_refusal(lines: list[str]) -> None:
 
 
 def repeated(count: int, rule: str) -> str:
-    """Events of one rule, each with a start of its own."""
+    """Return events of one rule, each with its own start."""
     return calendar(*(f"DTSTART:19{i % 90 + 10}{i % 12 + 1:02}15\r\nRRULE:{rule}" for i in range(count)))
 
 
@@ -107,7 +107,7 @@ WORST = {
 
 @pytest.mark.parametrize("text", WORST.values(), ids=WORST)
 def test_the_work_is_bounded_for_the_worst_files(text: str) -> None:
-    """A step of the file's budget is 25 calls or so, and a line of the file is 20: with a quarter of the budget."""
+    """A step of the file's budget is about 25 calls, and a line of the file about 20. The budget here is a quarter."""
     with at_most(2_500_000), contextlib.suppress(BadCalendar):
         days_of(text[:LONGEST_TEXT], TODAY, 10_000, MOST_STEPS // 4)
 

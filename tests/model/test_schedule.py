@@ -448,7 +448,7 @@ def test_a_century_of_missed_seconds_is_arithmetic() -> None:
 
 @st.composite
 def outages_of_an_afternoon(draw: st.DrawFn) -> list[Outage]:
-    """Some outages before NOW."""
+    """Return some outages before NOW."""
     starts = draw(st.lists(st.timedeltas(timedelta(0), 3 * HOUR), max_size=4))
     lengths = draw(st.lists(st.timedeltas(MINUTE, 2 * HOUR), min_size=len(starts), max_size=len(starts)))
     spans = zip(starts, lengths, strict=True)
@@ -470,7 +470,7 @@ def test_each_owed_occurrence_has_exactly_one_fate(
 
 
 def by_the_rule(rule: Misfire, owed: list[datetime], outages: list[Outage]) -> tuple[list[datetime], list[Missed]]:
-    """What is staged and what is missed, one occurrence after the other."""
+    """Return the staged and the missed occurrences, computed one by one."""
     staged = [at for at in owed if not any(o.start <= at < o.end for o in outages)]
     missed: list[Missed] = []
     for outage in outages:
@@ -496,7 +496,7 @@ def by_the_rule(rule: Misfire, owed: list[datetime], outages: list[Outage]) -> t
 def test_many_turns_make_what_one_turn_makes(
     pair: tuple[Schedule, Timetable], ago: timedelta, outages: list[Outage], pieces: list[int]
 ) -> None:
-    """However much time passes between the turns, and whatever is forgotten of what was judged before."""
+    """The time between the turns does not matter, and neither does a planner that forgets earlier decisions."""
     made, table = pair
     first = table.next_after(NOW - ago)
     assert first is not None

@@ -25,32 +25,32 @@ END = b"GET /echo/end HTTP/1.1\r\nhost: localhost\r\nx-tag: end\r\nconnection: c
 
 @dataclass(frozen=True)
 class Case:
-    """Bytes of one connection, the statuses that answer its messages, and how the caller ends it."""
+    """Bytes of one connection, the statuses that answer its messages, and how the caller closes it."""
 
     name: str
     expected: tuple[int, ...]
     data: bytes
     methods: tuple[str, ...] = ()
     end: Literal["read", "close", "half-close"] = "read"
-    may_close: bool = False  # whether the server may close before it has answered all of them
+    may_close: bool = False  # whether the server may close before it has answered all messages
 
     def allows(self, statuses: Sequence[int]) -> bool:
-        """Whether these statuses answer the messages as they must."""
+        """Return whether these statuses answer the messages correctly."""
         found = tuple(statuses)
         return found == self.expected or (self.may_close and found == self.expected[: len(found)])
 
     @property
     def sent(self) -> bytes:
-        """The bytes with the name of the case in them."""
+        """Return the bytes, with the name of the case inserted."""
         return self.data.replace(b"~", self.name.encode())
 
     def tag(self, number: int) -> str:
-        """The tag of one message."""
+        """Return the tag of one message."""
         return f"{self.name}-{number}"
 
 
 def message(number: int, *lines: bytes, method: bytes = b"GET", where: bytes = b"echo", body: bytes = b"") -> bytes:
-    """Return one message: its own tag, the lines that the case adds, and a body as it is."""
+    """Return one message: its own tag, the lines that the case adds, and an unchanged body."""
     first = b"%b /%b/~-%d HTTP/1.1" % (method, where, number)
     return b"\r\n".join((first, b"host: localhost", b"x-tag: ~-%d" % number, *lines, b"", body))
 
@@ -61,7 +61,7 @@ def post(number: int, *lines: bytes, body: bytes = b"", where: bytes = b"echo") 
 
 
 def bare(*lines: bytes) -> bytes:
-    """Return a message whose every line the case names."""
+    """Return a message that consists only of the lines of the case."""
     return b"\r\n".join((*lines, b"", b""))
 
 
@@ -74,7 +74,7 @@ HOST, TAG = b"host: localhost", b"x-tag: ~-0"
 
 
 def _each(name: str, messages: Iterable[bytes]) -> Iterator[Case]:
-    """Return a case for each of these messages, all of which are refused."""
+    """Return a case for each of these messages. All of them must be refused."""
     return (Case(f"{name}-{number}", (400,), data) for number, data in enumerate(messages))
 
 
@@ -258,7 +258,7 @@ CORPUS: Sequence[Case] = [*_framing(), *_lines(), *_chunks(), *_connections(), *
 
 
 class TaggedHandler:
-    """Answers each message with what it saw of it, and keeps every request that reached it."""
+    """Answers each message with what the handler saw, and keeps every request that it received."""
 
     def __init__(self) -> None:
         self.handled: list[Request] = []
@@ -278,10 +278,10 @@ class TaggedHandler:
         return Reply(json.dumps(seen).encode(), headers={"x-tag": tag})
 
     def check(self, *, behind_proxy: bool = False) -> None:
-        """Raise if a handler saw a request that nobody sent as one, or one message's field in another message.
+        """Raise if the handler received a request that no caller sent, or a field of one message in another message.
 
-        A proxy may take the smuggled bytes for a request of the same caller, and pass it on as one. It names each
-        request that it passes on, so a request without a name of its own is one that the proxy has not seen.
+        A proxy may take the smuggled bytes for a request of the same caller, and pass it on as one. It adds a name to
+        each request that it passes on, so a request without its own name is one that the proxy has not seen.
         """
         names = [request.headers.get("x-front", "") for request in self.handled]
         if behind_proxy:
@@ -298,7 +298,7 @@ class TaggedHandler:
 
 
 def tag_of(request: Request) -> str:
-    """Return by which tag a request calls itself."""
+    """Return the tag that a request contains."""
     return request.path.rpartition("/")[2]
 
 
@@ -308,7 +308,7 @@ async def _parts(tag: str) -> AsyncGenerator[bytes, None]:
 
 
 def check_answers(case: Case, answers: Sequence[Answer]) -> None:
-    """Raise if an answer is not the one to its message: the n-th answer belongs to the n-th message."""
+    """Raise if an answer does not belong to its message: the n-th answer belongs to the n-th message."""
     methods = (*case.methods, *["GET"] * len(answers))
     tags = [case.tag(number) for number in range(len(case.expected))] + ["end"]
     assert len(answers) <= len(tags), f"more answers than messages: {answers}"
@@ -338,8 +338,8 @@ def own_tag(answer: Answer, method: str) -> str | None:
 async def talk(port: int, case: Case) -> list[Answer]:
     """Send a case over one connection and return every answer.
 
-    Only a proxy may add bytes that are no answer of HTTP/1: it knows HTTP/0.9 and HTTP/2. When all messages are
-    answered and the connection is still open, one more request ends it, so that an answer too many would be read, too.
+    Only a proxy may add bytes that are not an HTTP/1 answer: it knows HTTP/0.9 and HTTP/2. When all messages are
+    answered and the connection is still open, one more request closes it, so that a surplus answer would be read, too.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     methods = [*case.methods, *["GET"] * (len(case.expected) - len(case.methods))]

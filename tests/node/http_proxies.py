@@ -12,7 +12,7 @@ from pathlib import Path
 from tests import PATIENCE
 from tests.ports import free_port
 
-# A caller that sends half a request is let go after a second, so that each case ends.
+# The proxy disconnects a caller that sends half a request after a second, so that each case ends.
 _HAPROXY = """
 global
     maxconn 200
@@ -81,7 +81,7 @@ http {{
 
 @dataclass(frozen=True)
 class ProxyKind:
-    """A program with a configuration."""
+    """A proxy program and its configuration."""
 
     name: str
     program: str
@@ -91,7 +91,7 @@ class ProxyKind:
 
     @property
     def path(self) -> str | None:
-        """Where the program is; Debian keeps it off the path of ordinary users."""
+        """Return the path of the program. Debian installs it outside of the PATH of ordinary users."""
         return shutil.which(self.program) or shutil.which(self.program, path="/usr/sbin")
 
 
@@ -113,7 +113,7 @@ KINDS = [
 
 @contextlib.asynccontextmanager
 async def running(kind: ProxyKind, server: int, folder: Path) -> AsyncIterator[int]:
-    """Run a proxy in front of the server at a port; gives the port of the proxy."""
+    """Run a proxy in front of the server on a port. Yield the port of the proxy."""
     port = free_port()
     config = folder / f"{kind.name}.conf"
     config.write_text(kind.text.format(port=port, server=server, folder=folder, **dict(kind.options)))

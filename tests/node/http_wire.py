@@ -1,4 +1,4 @@
-"""Drive one HTTP connection without a socket, and read what it answers."""
+"""Drive one HTTP connection without a socket, and read its answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass
 class MemoryTransport:
-    """A transport that keeps what the server writes. Bytes that arrive while it is paused wait."""
+    """A transport that keeps the bytes that the server writes. Bytes that arrive while it is paused wait."""
 
     written: bytearray = field(default_factory=bytearray)
     paused: bool = False
@@ -79,7 +79,7 @@ class MemoryWire:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let the handler and the connection do everything they can without more input."""
+        """Run the event loop until the handler and the connection need more input."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -90,7 +90,7 @@ class MemoryWire:
 
     @property
     def answers(self) -> list[Answer]:
-        """Every answer written so far; raises if bytes are left over."""
+        """Return every answer written so far. Raise if bytes are left over."""
         methods = [request.method for request in self.handled]
         return read_answers(bytes(self.transport.written), methods)
 
@@ -103,9 +103,9 @@ async def echo(request: Request) -> Reply:
 
 
 def read_answers(data: bytes, methods: list[str], *, closed: bool = True) -> list[Answer]:
-    """Split answers by their own framing; raises if bytes are left over.
+    """Split answers by their own framing. Raise if bytes are left over.
 
-    `methods`: of the requests, in order, because an answer to HEAD has no body.
+    `methods`: the methods of the requests, in order, because an answer to HEAD has no body.
     """
     found, rest = split_answers(data, methods, closed=closed)
     assert not rest, f"these bytes are no whole answer: {rest!r}"
@@ -113,7 +113,8 @@ def read_answers(data: bytes, methods: list[str], *, closed: bool = True) -> lis
 
 
 def split_answers(data: bytes, methods: list[str], *, closed: bool) -> tuple[list[Answer], bytes]:
-    """Split whole answers from what follows them. A body without framing ends when the connection is `closed`."""
+    """Split complete answers from the bytes that follow. A body without framing ends when the connection is
+    `closed`."""
     found: list[Answer] = []
     order = iter(methods)
     while data:
@@ -134,7 +135,7 @@ def split_answers(data: bytes, methods: list[str], *, closed: bool) -> tuple[lis
 
 
 def _body(data: bytes, headers: dict[str, str], method: str, closed: bool) -> tuple[bytes, bytes | None]:
-    """Return the body and what follows it, or None there if the body is not whole."""
+    """Return the body and the bytes that follow it, or None instead of these if the body is not complete."""
     if method == "HEAD":
         return b"", data
     if headers.get("transfer-encoding") == "chunked":
@@ -169,7 +170,7 @@ async def counted_calls(wire: MemoryWire, data: bytes) -> int:
         calls += event in ("call", "c_call")
 
     await wire.settle()
-    gc.disable()  # others hang functions on the collector, which would be counted
+    gc.disable()  # callbacks of the garbage collector would be counted
     sys.setprofile(count)
     try:
         wire.connection.data_received(data)

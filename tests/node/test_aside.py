@@ -1,4 +1,4 @@
-"""The thread beside the event loop: one piece at a time, and no tenant before all others."""
+"""The thread beside the event loop: one computation at a time, and no tenant blocks the others."""
 
 from __future__ import annotations
 

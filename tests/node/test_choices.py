@@ -1,4 +1,4 @@
-"""Query parameters that take one of some values: any other is refused with the allowed values, on every route."""
+"""Query parameters with a fixed set of values: any other value is refused, with the allowed ones, on every route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tocsin.model.states import FINAL, JOB_STATES, LIVE, OUTCOMES
 from tocsin.node.server.openapi import document
 from tocsin.node.server.routes import ROUTES
 
-# Parameters of these names are enumerations wherever they stand.
+# Parameters with these names are enumerations on every route.
 ENUMERATED = {"state", "outcome", "by", "format", "type", "mode", "stream"}
 
 

@@ -84,7 +84,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 async def test_bytes_without_end_cost_bounded_memory_and_steps(name: str) -> None:
-    """Two megabytes, as much at once as the event loop reads: count calls for each byte, and the bytes held."""
+    """Send two megabytes, in pieces as large as the event loop reads. Count calls for each byte, and the bytes held."""
     first, unit = ENDLESS[name]
     piece = b"".join(unit % n for n in range(25_000)) if b"%d" in unit else unit * (250_000 // len(unit))
     wire = MemoryWire(_waits_or_echoes)

@@ -1,4 +1,4 @@
-"""Random messages on one connection, split at random points, against a model of what may be answered.
+"""Random messages on one connection, split at random points, against a model of the allowed answers.
 
 `make test` tries some hundred examples of each property; `make fuzz MINUTES=10` a thousand for each minute.
 """
@@ -21,15 +21,15 @@ from tocsin.node.server.protocol import Reply, Request
 
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
 EXAMPLES = int(MINUTES * 1_000) or 200
-# Each message carries a letter of its own in every part of it, so that a part in another message is seen. No change
-# below can make one letter of another.
+# Each message has its own letter in every part, so that a part in another message is noticed. No change below can turn
+# one letter into another.
 LETTERS = "ghijkl"
 MARK = re.compile(rf"<([{LETTERS}])>")
 ERRORS_OF_CONNECTIONS = (400, 413, 431)
 
 
 class Handled(NamedTuple):
-    """A request that reached the handler, and what its body was."""
+    """A request that reached the handler, and its body."""
 
     method: str
     path: str
@@ -40,19 +40,19 @@ class Handled(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one connection did: requests in the order they were handled, and all answers."""
+    """The result of one connection: requests in the order they were handled, and all answers."""
 
     handled: list[Handled]
     answers: list[Answer]
 
     @property
     def story(self) -> tuple[list[Handled], list[tuple[int, bytes]]]:
-        """Return what must not depend on how the bytes were split."""
+        """Return the facts that must not depend on how the bytes were split."""
         return self.handled, [(answer.status, answer.body) for answer in self.answers]
 
 
 def run(pieces: list[bytes], turns: list[bool]) -> Outcome:
-    """Deliver pieces to a new connection; `turns`: after which of them the event loop has a turn."""
+    """Deliver pieces to a new connection; `turns`: after which pieces the event loop gets a turn."""
     return asyncio.run(_run(pieces, turns))
 
 
@@ -85,7 +85,7 @@ async def _run(pieces: list[bytes], turns: list[bool]) -> Outcome:
         await wire.settle()
         if len(wire.transport.written) == before:
             break
-    found = Outcome(handled.copy(), wire.answers)  # without a request whose body never came
+    found = Outcome(handled.copy(), wire.answers)  # without a request whose body never arrived
     wire.hang_up()
     await wire.settle()
     return found
@@ -102,7 +102,7 @@ def split(data: bytes, points: list[int]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes, what the handler must see of them, and how they are answered; None: never handled."""
+    """The bytes of a message, what the handler must see, and the answer; None: never handled."""
 
     data: bytes
     seen: Handled | None
@@ -142,7 +142,7 @@ def chunked(draw: st.DrawFn, body: bytes) -> bytes:
 
 @st.composite
 def messages(draw: st.DrawFn, letter: str) -> Message:
-    """Return one message: whole and plain, the last of its connection, or with one fault."""
+    """Return one message: complete and valid, the last of its connection, or with one fault."""
     kind = draw(st.sampled_from(["plain"] * 8 + ["close", "1.0", "fault", "trailer", "chunk"]))
     method = draw(st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "PATCH"]))
     body = draw(BODIES) if method not in ("GET", "HEAD") else b""
@@ -202,7 +202,7 @@ def test_each_message_is_answered_as_the_model_says(sent: list[Message], points:
     assert ["connection" in answer.headers for answer in found.answers] == [each.last for each in expected]
 
 
-# ── bytes of which nothing is known ──────────────────────────────────────────────────────────────────────────────
+# ── arbitrary bytes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 SCRAPS = st.sampled_from(
@@ -240,7 +240,7 @@ def test_random_bytes_are_refused_or_wait(data: bytes, points: list[int], turns:
 
 
 def check_rules(found: Outcome) -> None:
-    """Raise if a connection did what no connection may do, whatever bytes it was given."""
+    """Raise if a connection broke a rule that holds for all bytes."""
     for answer in found.answers[:-1]:
         assert answer.status == 200 and "connection" not in answer.headers, "something followed the last answer"
     for answer in found.answers[-1:]:

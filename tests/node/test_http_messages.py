@@ -58,7 +58,7 @@ async def test_a_megabyte_of_trailers_is_neither_held_nor_read() -> None:
 
 @pytest.mark.parametrize("piece", [b"a", b"a: b", b";a=" + b"b" * 100])
 async def test_a_trailer_or_chunk_extension_without_end_is_refused(piece: bytes) -> None:
-    """The parser keeps an unfinished field to itself, so its bytes are counted as they arrive."""
+    """The parser does not hand out an unfinished field, so its bytes are counted as they arrive."""
     wire = MemoryWire()
     await wire.send(CHUNKED[:-3] if piece.startswith(b";") else CHUNKED)
     sent = 0
@@ -103,7 +103,7 @@ async def test_a_field_that_decides_is_refused_when_it_is_repeated(name: str) ->
 
 
 def test_every_header_that_is_read_is_single_or_listed() -> None:
-    """A header that the server reads and that may be repeated must be one that means a list."""
+    """A header that the server reads and that may be repeated must have a list as its value."""
     sources = (ROOT / "tocsin" / "node").rglob("*.py")
     read = {
         name
@@ -151,7 +151,7 @@ async def test_no_state_of_a_message_outlives_it() -> None:
 
 
 async def test_head_on_a_stream_does_not_mark_the_calls_after_it() -> None:
-    """A caller that hangs up cancels a stream. It must not cancel a call that came after a HEAD on a stream."""
+    """A closed connection cancels a stream. It must not cancel a call that came after a HEAD on a stream."""
     started, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def parts() -> AsyncGenerator[bytes, None]:
@@ -215,7 +215,7 @@ async def test_a_connection_is_closed_at_once_when_nothing_is_unread() -> None:
 
 @pytest.mark.parametrize("split", [1, 7, 1000])
 async def test_a_request_that_asks_to_upgrade_keeps_its_body(split: int) -> None:
-    """The Java client asks so on each first request. llhttp skips the body of such a request."""
+    """The Java client sends such a request first on each connection. llhttp skips the body of such a request."""
     wire = MemoryWire()
     lines = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\ncontent-length: 5\r\n"
     data = b"POST /a HTTP/1.1\r\n" + lines + b"\r\nhello" + NEXT
@@ -248,7 +248,7 @@ async def test_a_head_that_two_readers_may_read_differently_is_refused(head: byt
 
 
 async def test_requests_sent_ahead_are_not_parsed_before_their_turn() -> None:
-    """A request in memory weighs far more than its bytes. Only those of one piece may wait."""
+    """A request object takes far more memory than its bytes. Only the requests of one piece may wait."""
     go = asyncio.Event()
 
     async def handler(_request: Request) -> Reply:

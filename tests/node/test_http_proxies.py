@@ -1,7 +1,7 @@
 """The smuggling corpus behind real proxies: `make test-proxies` installs them; without them these tests are skipped.
 
-All callers share the proxy's connections to the server. After each case, callers who did nothing wrong ask through the
-same proxy: each must get its own answer, and the server must have seen its request as it was sent.
+All callers share the proxy's connections to the server. After each case, ordinary callers send requests through the
+same proxy: each must get its own answer, and the server must have seen its request unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.node.http_wire import MemoryWire
 from tocsin.node.server import protocol
 from tocsin.node.server.protocol import HttpServer
 
-# Names that a proxy adds to or takes from a request.
+# Headers that a proxy adds to or removes from a request.
 _OF_PROXIES = {"connection", "x-forwarded-for", "content-length", "transfer-encoding", "x-front"}
 
 
@@ -80,7 +80,7 @@ async def test_no_case_reaches_a_caller_who_asks_meanwhile(proxy: int, handler: 
 
 
 async def check_bystander(port: int, name: str) -> None:
-    """Ask twice as an ordinary caller, and compare what the server saw with what was sent."""
+    """Send two requests as an ordinary caller, and compare what the server saw with what was sent."""
     data = post(0, b"accept: text/plain", b"content-length: 4", body=b"body")
     data += message(1, b"accept: text/html", b"connection: close")
     case = Case(name, (200, 200), data)

@@ -77,7 +77,7 @@ async def test_every_loop_survives_every_fault(live: Scene, monkeypatch: pytest.
     for listener in listeners:
         await listener.aclose()
     failed = {name: errors(name) - before[name] for name in names}
-    # The sweeper does its other work although one part of it fails: a turn can meet several faults.
+    # The sweeper does its other work although one step fails: a turn can have several faults.
     assert 0 < failed.pop("sweeper") <= len(FAULTS)
     assert failed == dict.fromkeys(failed, len(FAULTS))
 

@@ -1,4 +1,4 @@
-"""Reads that claims wait for: for a moment, shared, and bounded in bytes."""
+"""Reads from object storage for claims: a claim waits briefly, and reads are shared and bounded in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tocsin.node.reads import Read, Reads
 
 
 class Slow:
-    """Something that is read when the test says so."""
+    """A read that ends when the test says so."""
 
     def __init__(self) -> None:
         self.open, self.begun, self.cancelled = asyncio.Event(), 0, 0

@@ -130,8 +130,8 @@ async def test_no_job_is_made_beyond_it_nor_led_out_of_it(scene: Scene, case: Ca
 
 @pytest.mark.parametrize("scopes", [{"tags": ["team:billing"]}, {"jobs": ["bill*"], "tags": ["team:billing"]}])
 async def test_whether_a_name_beyond_it_is_free_is_not_told(scene: Scene, case: Case, scopes: dict[str, Any]) -> None:
-    """Names are unique in a tenant: each call that gives a name is answered alike, whether that name is taken beyond
-    the scope or free."""
+    """Names are unique in a tenant: each call that gives a name gets the same answer, whether the name is taken outside
+    of the scope or free."""
     api = await key_for(scene, "editor", **scopes)
     tagged, flow = MANUAL | {"tags": {"team": "billing"}}, {"jobs": {"a": {"target": PROCESS}}}
     flow["tags"] = {"team": "billing"}

@@ -1,4 +1,4 @@
-"""A payload that is slow to come delays its own run, and no other run of the same claim."""
+"""A slow payload delays only its own run, not the other runs of the same claim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tocsin.model.packed import LARGE
 
 
 class SlowStorage:
-    """Object storage whose reads wait until the test lets them on."""
+    """Object storage whose reads wait until the test releases them."""
 
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = asyncio.Event()
@@ -33,7 +33,8 @@ def storage(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> SlowStorage:
 
 
 async def claimed(scene: Scene, worker: WorkerHand, last_claim: int = 0) -> dict[str, Any]:
-    """What a worker gets when the dispatcher turns: what it finds in one turn is claimed in the next."""
+    """Return the claim of a worker after two turns of the dispatcher: the first turn finds runs, the second claims
+    them."""
     opened = poll_opened(scene.node)
     answer = asyncio.ensure_future(worker.claim(10, wait=PATIENCE, last_claim=last_claim))
     await opened.wait()
@@ -44,7 +45,7 @@ async def claimed(scene: Scene, worker: WorkerHand, last_claim: int = 0) -> dict
 
 
 async def again(scene: Scene, run_id: str) -> Any:
-    """The run once it was given back, as if it had never been claimed."""
+    """Return the run after it was handed back, as if it had never been claimed."""
     row = await scene.row("select *, ready_at > now() as later from runs where id = $1", run_id)
     assert (row["state"], row["attempt"], row["failures"], row["losses"]) == ("staged", 0, 0, 0)
     return row

@@ -1,4 +1,4 @@
-"""The watchdog: what holds the event loop is named, with its stack, and counted."""
+"""The watchdog names and counts the code that holds the event loop, with its stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 120.0
 
 
 class Lines:
-    """Stands for the log."""
+    """A stand-in for the log."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ async def test_the_innermost_call_of_our_own_is_the_handler(lines: Lines, watchd
 
 async def test_lines_are_rare_and_say_how_many_were_left_out(lines: Lines, watchdog: Watchdog) -> None:
     def hold(times: int) -> None:
-        """Until the watchdog has seen it so many times."""
+        """Hold the loop until the watchdog has seen it this many times."""
         deadline = time.monotonic() + PATIENCE
         while len(lines.told) + watchdog._untold < times and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -115,7 +115,7 @@ async def test_lines_are_rare_and_say_how_many_were_left_out(lines: Lines, watch
 
 
 def test_a_process_that_stood_still_is_not_told_of(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the thread had slept for an hour: it has, and so has all of the process."""
+    """The thread, and the whole process with it, slept for an hour."""
     clock = {"now": 0.0}
     monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
 

@@ -149,11 +149,11 @@ class Book:
     specs: dict[tuple[str, int], str] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     limits: dict[str, Limit] = field(default_factory=dict)
-    # What the planner knows: when it last turned, when nobody did, and which jobs' cursors owe more than their piece.
+    # The planner's records: its last turn, the outages, and the jobs whose cursors owe more than their piece.
     turned_at: datetime | None = None
     outages: list[tuple[datetime, datetime]] = field(default_factory=list)
     kept_until: dict[str, datetime] = field(default_factory=dict)
-    # From when to when each worker lived, and the one that vouches for the lane.
+    # From when to when each worker lived, and the worker that vouches for the lane.
     lives: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
     voucher: str | None = None
     replaced: dict[str, list[Replaced]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from tocsin.model.limits import key_id
 LATE = timedelta(seconds=60)
 HEAD_START = timedelta(milliseconds=20)
 LOSS_BUDGET = 3
-SUSPECT = timedelta(seconds=10)  # for so long a lost run that could run again is kept from others of its kind
+SUSPECT = timedelta(seconds=10)  # how long a lost run that could run again stays a suspect
 LOSS_DELAY = timedelta(seconds=0.5)
 NO_BOUND = 2**31 - 1
 
@@ -198,8 +198,8 @@ class Pieces:
         self.leave(run)
 
     def release(self, keys: Iterable[str]) -> None:
-        """waiting → ready: as many as the limit has room for and as its rate lets through, less those that were let go
-        and have not started; and the first run of a job, if it waits for an earlier one."""
+        """waiting → ready: as many as the limit has room for and its rate allows, less the runs that were released and
+        have not started; and the first run of a job, if it waits for an earlier one."""
         for key in set(keys):
             limit = self.want.limits.get(key)
             room = 1000 if limit is None else max(0, limit.max - self.want.running(key))

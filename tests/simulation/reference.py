@@ -69,8 +69,8 @@ class Reference(Pieces):
                 self._plan_job(job, job.cursor)
 
     def _plan_job(self, job: Job, cursor: datetime) -> None:
-        """One occurrence after the other, as many as a cursor may have in a turn: those of an outage that has not been
-        judged yet go through the misfire rule, the others are staged."""
+        """Plan one occurrence after the other, as many as a cursor may have in a turn. The misfire rule applies to
+        those of an outage that is not judged yet; the others are staged."""
         kept_until = self.before.kept_until.get(job.id)
         most = plan.PIECE if kept_until is None else plan.LARGE_PIECE
         left = owed(cursor, job.step, self.now + self.horizon)
@@ -93,14 +93,14 @@ class Reference(Pieces):
             job.state, job.ended_at = "completed", self.now
 
     def _outages(self) -> list[tuple[datetime, datetime]]:
-        """More than a minute without a turn; with the one that ends now."""
+        """Return the times of more than a minute without a turn, including the one that ends now."""
         turned_at = self.before.turned_at
         if turned_at is None or self.now - turned_at <= LATE:
             return self.before.outages
         return [*(o for o in self.before.outages if o[0] != turned_at), (turned_at, self.now)]
 
     def _rescue(self, job: Job, late: list[datetime], end: datetime) -> list[datetime]:
-        """Which of the occurrences of an outage run all the same; the others are counted."""
+        """Return the occurrences of an outage that run all the same. The others are counted."""
         schedule = job.spec.schedule
         assert schedule is not None
         rule = schedule.misfire
@@ -121,7 +121,8 @@ class Reference(Pieces):
         return run.state != "staged" or run.ready_at <= self.now or run.attempt > 0
 
     def is_unjudged(self, run: Run) -> bool:
-        """An occurrence more than a minute late, unless a worker vouches that somebody was there all the time."""
+        """Return whether an occurrence is more than a minute late and no worker vouches for its lane for all that
+        time."""
         late = run.state == "staged" and run.trigger == "schedule" and run.attempt == 0
         if not late or run.ready_at >= self.now - LATE:
             return False
@@ -129,7 +130,7 @@ class Reference(Pieces):
         return not (voucher and self._lives(voucher) and self.before.lives[voucher][0] <= run.ready_at + LATE)
 
     def is_misfire(self, run: Run) -> bool:
-        """No worker was there for a minute from its instant on."""
+        """Return whether no worker was there for a minute from the run's instant on."""
         lives = self.before.lives.values()
         return not any(start <= run.ready_at + LATE and end >= run.ready_at for start, end in lives)
 
@@ -156,8 +157,8 @@ class Reference(Pieces):
         return "coalesced" if run.overlap == "queue" and any(self.in_front(e, book) for e in queued) else "overlap"
 
     def claim(self, slots: Sequence[str], most: int) -> None:
-        """One tenant's one lane. With fewer than there are, `most` of the first are looked at; if some of these are
-        past their deadline, and slots are left, those behind them are looked at, too."""
+        """Claim for the one lane of the one tenant. At most `most` of the first runs are examined. If some of these are
+        past their deadline, and slots are left, the runs behind them are examined, too."""
         living = Counter(slot for slot in slots if self._lives(slot))
         started, bound, expired = self._look(slots, living, most, self.before, fresh=False)
         if expired and started < len(slots):
@@ -174,7 +175,8 @@ class Reference(Pieces):
     def _look(
         self, slots: Sequence[str], living: Counter[str], most: int, book: Book, *, fresh: bool
     ) -> tuple[int, list[Run], list[Run]]:
-        """What one statement does: how many start, and who is left that needs locks or is past its deadline."""
+        """Do what one statement does. Return how many runs start, and which ones need locks or are past their
+        deadline."""
         ready = [r for r in self.want.runs.values() if r.state == "ready" and not (fresh and self.is_expired(r))]
         due = [
             r
@@ -202,14 +204,15 @@ class Reference(Pieces):
         return started, bound, [run for run in seen if verdicts[run.id] == "expired"]
 
     def _is_suspect(self, run: Run) -> bool:
-        """Whether a worker was lost with it, and it could not run again for long."""
+        """Return whether a worker was lost with the run, and the run could run again only recently."""
         return run.losses > 0 and run.ready_at > self.now - SUSPECT
 
     def _holds_suspect(self, worker: str) -> bool:
         return any(run.worker == worker and run.losses > 0 for run in self.want.runs.values())
 
     def _claim_with_suspects(self, runs: list[Run], living: Counter[str], free: list[str], slots: int) -> None:
-        """As without them; but each run takes the first free slot, a suspect that of a worker without another one."""
+        """Claim as without suspects, but each run takes the first free slot, and a suspect that of a worker without
+        another one."""
         held = {worker for worker in free if self._holds_suspect(worker)}
         fits: list[Run] = []
         for run in sorted(runs, key=lambda run: (run.order_key, run.id)):
@@ -416,7 +419,7 @@ class Reference(Pieces):
         ]
 
     def _is_poison(self, run: Run, worker: Worker) -> bool:
-        """Whether it was the one suspect of its worker, and its attempt before this one was lost, too."""
+        """Return whether the run was its worker's only suspect, and its previous attempt was lost, too."""
         rows = [row for (run_id, _), row in self.before.history.items() if run_id == run.id]
         return worker.suspect == run.id and max(rows, key=lambda row: row.attempt).outcome == "lost"
 
@@ -439,7 +442,7 @@ class Reference(Pieces):
     def misfires(self) -> None:
         alive = [worker for worker in self.before.lives if self._lives(worker)]
         if any(map(self.is_unjudged, self.want.runs.values())) and alive:
-            # Whoever has been there longest vouches for the lane from now on.
+            # The worker that has been there longest vouches for the lane from now on.
             self.before.voucher = min(
                 alive, key=lambda worker: (self.before.lives[worker][0], worker != self.got.voucher)
             )
@@ -479,8 +482,8 @@ class Reference(Pieces):
         self.release(key for key in keys if key is not None)
 
     def replace_earlier(self) -> None:
-        """The youngest occurrence that is due replaces what stands before it: that is told to stop, or, if it had not
-        begun, is coalesced. Runs that somebody asked for and that have not begun are left: they are never skipped."""
+        """Replace the runs before the youngest due occurrence: stop those that run, and coalesce those that have not
+        begun. Runs that were asked for by hand and have not begun stay: they are never skipped."""
         for job_id, job in self.want.jobs.items():
             due = [r for r in self.want.runs_of(job_id) if r.trigger == "schedule" and self._may_replace(r)]
             youngest = max(due, key=lambda run: run.scheduled_for, default=None)

@@ -250,7 +250,7 @@ async def test_a_row_lands_in_the_partition_of_its_ids_day(db: Database) -> None
         )
         where = await db.fetchval("engine", "select tableoid::regclass::text from history where run_id = $1", run_id)
         assert where == partitions.partition_name(at) and abs(instant_of(run_id) - at) <= timedelta(milliseconds=1)
-    with pytest.raises(PartitionMissing):  # no default partition: a forgotten day is loud
+    with pytest.raises(PartitionMissing):  # no default partition: a forgotten day raises an error
         await db.fetch(
             "engine",
             """insert into history select h.tenant_id, $1, h.attempt, h.job_id, h.job_version, h.final, h.state

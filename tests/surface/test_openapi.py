@@ -72,7 +72,7 @@ def test_states_are_those_of_the_model() -> None:
 
 
 def test_enums_are_those_that_the_decoder_accepts() -> None:
-    """Each `Literal` of each body and reply, against the enum in the document."""
+    """Compare each `Literal` of each body and reply with the enum in the document."""
     named = {t for op in OPERATIONS.values() for t in (op.body, op.reply, op.other) if t is not None}
     compared = 0
     for kind in structs_of(named):
@@ -141,12 +141,12 @@ def test_what_is_not_built_is_not_promised_and_refused() -> None:
             check(decode_job_spec(json.dumps(document).encode()))
 
 
-# Queries that a route cannot do without.
+# Queries that a route requires.
 QUERIES = {
     "/v1/logs/search": "?q=word",
     "/v1/jobs/{id}/occurrences": "?from=2026-01-01T00:00:00Z&to=2027-01-01T00:00:00Z",
 }
-# Answered to the token of a run alone; tests/node/test_parents.py reads it.
+# Only the token of a run may read it; tests/node/test_parents.py does.
 WITH_RUN_TOKEN = {"/v1/runs/{id}/parents"}
 READS = [
     path
@@ -156,7 +156,7 @@ READS = [
 
 
 async def test_replies_fit_their_schemas(api: Api, worker_key: str) -> None:
-    """Every route that answers a GET with JSON, with something to answer."""
+    """Call every route that answers a GET with JSON, with data for each."""
     ids = await _something_of_everything(api, worker_key)
     empty = []
     for path in READS:
@@ -182,7 +182,7 @@ async def test_replies_to_actions_fit_their_schemas(api: Api, worker_key: str) -
 
 
 async def _something_of_everything(api: Api, worker_key: str) -> dict[str, str]:
-    """Make one of each kind of thing, named `daily` where it has a name. Return the ids by noun."""
+    """Create one object of each kind, named `daily` if it has a name. Return the ids by noun."""
     process = {"kind": "process", "command": ["true"]}
     cron = {"name": "daily", "target": {"kind": "python", "function": "a.b"}, "schedule": {"cron": "0 9 * * *"}}
     job = await api.post("/v1/jobs", cron | {"tags": {"a": "b"}, "retry": {"max_attempts": 1}})

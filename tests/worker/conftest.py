@@ -23,8 +23,8 @@ HOSTILE = (sys.executable, str(HERE / "hostile.py"))
 
 @asynccontextmanager
 async def worker(gateway: Gateway, **given: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A real worker process against the gateway; killed at the end if it still lives. Unless it `may_fail`, it must not
-    write a traceback."""
+    """Run a real worker process against the gateway. It is killed at the end if it still lives. Unless it `may_fail`,
+    it must not write a traceback."""
     may_fail = given.pop("may_fail", False)
     env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "TOCSIN_WORKER_KEY": "the-key", "SECRET_OF_WORKER": "x"}
     process = await asyncio.create_subprocess_exec(

@@ -54,7 +54,7 @@ class Gateway:
         self.workflows: dict[str, Any] = {}
         self.refuse_job: tuple[int, dict[str, Any]] | None = None
         self.payloads: dict[str, bytes] = {}
-        self.payloads_wait = asyncio.Event()  # until then whoever fetches one waits
+        self.payloads_wait = asyncio.Event()  # fetches of payloads wait until this is set
         self.payloads_wait.set()
         self.payloads_asked = 0
         self.parents: dict[tuple[str, str], Any] = {}  # by (run_id, token)

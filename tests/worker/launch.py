@@ -23,7 +23,7 @@ python.PythonExecutor.head_start = given.get("head_start", python.PythonExecutor
 
 
 class BrokenProcessExecutor(process.ProcessExecutor):
-    """Has a bug that a run can meet."""
+    """An executor with a bug that a run can trigger."""
 
     def start(self, attempts: list[executors.Attempt]) -> None:
         if any(attempt.target.command == ["meet-the-bug"] for attempt in attempts):

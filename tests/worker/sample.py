@@ -323,7 +323,7 @@ async def _saved(ctx: Context, value: int) -> None:
 
 @app.function("echo_logged")
 async def echo_logged(path: str, value: int) -> int:
-    """Write one line per call to a file, so that a second call of the same run is seen."""
+    """Write one line per call to a file, so that a second call of the same run is noticed."""
     with open(path, "a") as file:  # noqa: ASYNC230 (one short line)
         file.write(f"{value}\n")
     return value
@@ -345,7 +345,7 @@ async def nested(depth: int) -> list[Any]:
 
 @app.function("forge")
 async def forge(run_id: str, fence: int) -> str:
-    """Say in the runner's place that another run has ended."""
+    """Report the end of another run in the runner's place."""
     caller = sys._getframe(1)
     while "calls" not in caller.f_locals and caller.f_back is not None:
         caller = caller.f_back

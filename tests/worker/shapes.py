@@ -1,4 +1,4 @@
-"""Functions of odd shapes: what they raise or return tries to break whoever looks at it. `app` is a worker's module."""
+"""Functions that raise or return objects made to break their readers. `app` is a worker's module."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def unreadable_source() -> NoReturn:
 
 
 class Unreadable:
-    """Every look at it fails."""
+    """An object on which every access fails."""
 
     __class__ = property(bad)  # type: ignore[assignment]
     __getattribute__ = __eq__ = __hash__ = __reduce__ = __str__ = __repr__ = __bool__ = bad  # type: ignore[assignment]
@@ -235,14 +235,14 @@ async def odd(shape: str) -> Any:
 
 @app.function("odd_late")
 async def odd_late(shape: str) -> Any:
-    """Be odd after the call has waited."""
+    """Show the odd shape after the call has waited."""
     await asyncio.sleep(0)
     return FAILS[shape]()
 
 
 @app.function("odd_in_task")
 async def odd_in_task(shape: str) -> Any:
-    """Be odd in a task of one's own."""
+    """Show the odd shape in a task of the function's own."""
 
     async def inner() -> Any:
         return FAILS[shape]()
@@ -284,6 +284,6 @@ def steady_isolated(n: int) -> int:
 
 @app.function("waits")
 async def waits(n: int) -> int:
-    """Wait beside all others until it is stopped."""
+    """Wait beside all others until stopped."""
     await asyncio.Event().wait()
     return n

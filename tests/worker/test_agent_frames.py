@@ -1,4 +1,5 @@
-"""What a runner says, against a model: an attempt ends once, with its own result, and a liar is not believed."""
+"""The messages of a runner, against a model: an attempt ends once, with its own result, and false messages are
+refused."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ HELLO = Replies(hello=Hello(["f"]))
 
 
 class Scripted(RunnerProcess):
-    """A runner whose words come from the test; its process only waits to be killed."""
+    """A runner whose messages come from the test. Its process only waits to be killed."""
 
     def _start_process(self, command: list[str], fd: int) -> subprocess.Popen[bytes]:
         self.voice = socket.socket(fileno=os.dup(fd))
@@ -79,7 +80,7 @@ def number_of(attempt: Attempt) -> int:
 
 
 class Step(NamedTuple):
-    """One thing that the runner says. `lie`: how it is wrong, if it is."""
+    """One message of the runner. `lie`: how it is wrong, if it is."""
 
     what: str
     of: int
@@ -94,7 +95,7 @@ LIES = st.builds(
 
 
 def said(step: Step, attempt: Attempt, cells: dict[int, int]) -> bytes:
-    """One frame."""
+    """Return one frame."""
     cell, run_id, fence = attempt.handle, attempt.run.run_id, attempt.run.fence
     match step.lie:
         case "run":
@@ -140,7 +141,8 @@ def an_attempt(n: int, executor: Any) -> Attempt:
 
 
 async def play(script: list[Step], raises_for: set[int], started: set[int], answered: bool) -> tuple[Listener, bool]:
-    """Let the runner say all that, then die; what the sink heard, and whether the runner was still believed."""
+    """Send all messages of the runner, then let it die. Return what the sink received, and whether the runner was still
+    trusted."""
     listener = Listener(raises_for)
     runner = Scripted([], RUNS, Family(), listener, 1 << 8)  # type: ignore[arg-type]
     with runner.voice:
@@ -173,7 +175,7 @@ def test_an_attempt_ends_once_and_with_its_own_result(
     before: list[Step], lie: Step | None, after: list[Step], raises_for: set[int], started: set[int], answered: bool
 ) -> None:
     truths, seen = [], set[int]()
-    for step in before:  # a true runner says nothing of a run that has ended
+    for step in before:  # a correct runner sends nothing about a run that has ended
         if step.of not in seen:
             truths.append(step)
         if step.what == "done":

@@ -15,7 +15,7 @@ from tocsin.worker.channel import MOST_FRAME, Channel, FrameTooLarge
 
 
 class QuietLoop:
-    """Stands in for a loop: the test says when there is something to read."""
+    """Stands in for an event loop: the test says when there is something to read."""
 
     def add_reader(self, *args: Any) -> None: ...
 
@@ -25,7 +25,7 @@ class QuietLoop:
 
 
 class Fault(Exception):
-    """Raised by a handler."""
+    """The exception that a handler raises."""
 
 
 class Reader:
@@ -50,7 +50,7 @@ class Reader:
 
     def read(self, data: bytes) -> None:
         self.peer.sendall(data)
-        if not self.faults:  # else nobody reads any more
+        if not self.faults:  # otherwise the channel does not read any more
             self.channel._readable()
 
     def close(self) -> None:

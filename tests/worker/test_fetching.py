@@ -1,4 +1,4 @@
-"""Runs that came without their arguments: they wait for them alone, and nobody else does."""
+"""Runs that came without their arguments: each waits only for its own, and the other runs do not wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .gateway import Gateway
 
 
 def large(gateway: Gateway, value: Any) -> dict[str, str]:
-    """How a run names arguments that do not come with it."""
+    """Return the reference by which a run names arguments that do not come with it."""
     data = gateway.payloads["large"] = json.dumps(value).encode()
     return {"args_url": "/v1/payloads/large", "args_sha256": hashlib.sha256(data).hexdigest()}
 
@@ -22,11 +22,11 @@ async def test_a_slow_payload_delays_its_own_run_alone() -> None:
     async with started(slots=3, heartbeat=0.2) as (gateway, _):
         gateway.payloads_wait.clear()
         slow = gateway.process("sh", "-c", 'echo "$TOCSIN_ARGS"', **large(gateway, {"a": 1}))
-        others = [gateway.process("true") for _ in range(4)]  # more than slots are left: these are used again
+        others = [gateway.process("true") for _ in range(4)]  # more than the remaining slots: slots are reused
         for other in others:
             assert (await gateway.end_of(other)).outcome == "succeeded"
         key = slow.run_id, slow.fence
-        await gateway.until(lambda: [r for r in gateway.reports if r.running == [key]])  # it is in our hands
+        await gateway.until(lambda: [r for r in gateway.reports if r.running == [key]])  # the worker holds the run
         assert slow.run_id not in gateway.finished
         gateway.payloads_wait.set()
         assert (await gateway.end_of(slow)).outcome == "succeeded"

@@ -519,7 +519,7 @@ async def test_the_name_of_the_url_is_the_one_that_is_asked_for_and_proved(tmp_p
 
 @contextlib.asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[str]:
-    """An endpoint that answers every request with these bytes; its URL."""
+    """Run an endpoint that answers every request with these bytes. Yield its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

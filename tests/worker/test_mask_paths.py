@@ -1,4 +1,4 @@
-"""Secrets planted at every position of every text that leaves a worker: none of it is seen, whatever is cut."""
+"""Secrets at every position of every text that leaves a worker: no secret is visible, wherever the text is cut."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def upper_json(text: str) -> str:
 
 
 def units(character: str) -> str:
-    """As JSON in UTF-16 units with upper-case digits."""
+    """Return a character as JSON in UTF-16 units with upper-case digits."""
     if character in '"\\':
         return f"\\{character}"
     data = character.encode("utf-16-be")
@@ -75,7 +75,7 @@ WRITTEN: dict[str, Callable[[str], str]] = {
 
 
 def seen(text: str, written: str) -> int:
-    """How many characters in a row of what was written are to be seen."""
+    """Return how many consecutive characters of the written value are visible."""
     most = 0
     for i in range(len(written)):
         while written[i : i + most + 1] in text and i + most < len(written):
@@ -84,7 +84,8 @@ def seen(text: str, written: str) -> int:
 
 
 def assert_hidden(text: str, written: str) -> None:
-    # Three characters of a value that is cut may be seen, and base64 shares its borders with what is beside it.
+    # Three characters of a cut value may be visible, and base64 shares its border characters with the neighbouring
+    # bytes.
     assert seen(text, written) < 8, text[:300]
 
 
@@ -111,7 +112,7 @@ def an_attempt(secret: str) -> Attempt:
 
 
 def around(cut: int, written: str) -> Iterator[str]:
-    """Texts with the value at every position at which a cut goes through it, or is beside it."""
+    """Yield texts with the value at every position at which a cut goes through it or is next to it."""
     for before in range(max(cut - len(written) - 2, 0), cut + 3):
         yield "." * before + written + "." * 50
 
@@ -120,7 +121,7 @@ def around(cut: int, written: str) -> Iterator[str]:
 
 
 def told(done: Done, secret: str) -> Finished:
-    """The end as it leaves the worker."""
+    """Return the end as it leaves the worker."""
     attempt = an_attempt(secret)
     end = attempt.finished(done.outcome, error_class=done.error_class, message=done.message, result=done.result)
     return outgoing(attempt, end)
@@ -248,7 +249,7 @@ def test_fields_do_not_come_between_the_lines_of_a_secret() -> None:
 
 
 def test_a_line_of_which_a_piece_was_left_out_ends_there() -> None:
-    """The agent does not keep up while a long line is written: what follows may be the rest of a secret."""
+    """The agent does not keep up while a long line is written: the following text may be the rest of a secret."""
     buffer, run = OutputBuffer(lambda: None), a_run(PLAIN)
     stream = RunStream("stdout", sys.stdout, buffer)
     token = CURRENT.set(run)
@@ -341,7 +342,7 @@ def test_an_end_that_tells_nothing_makes_no_mask() -> None:
     assert attempt._mask is None
 
 
-# ── what it costs ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cost ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_value_may_be_nested_as_deeply_as_it_likes() -> None:
@@ -358,7 +359,7 @@ def test_a_value_may_be_nested_as_deeply_as_it_likes() -> None:
 
 
 def steps(call: Callable[[], object]) -> int:
-    """How many lines of the module are run."""
+    """Return how many lines of the module are executed."""
     count = 0
 
     def trace(frame: types.FrameType, event: str, _: Any) -> Any:

@@ -56,7 +56,7 @@ async def test_what_a_thread_says_when_its_run_has_just_ended_is_not_the_next_ru
     calls.output.add(run, "stdout", "info", ["late"])
     calls.flush()
     assert [(reply.done, reply.output) for reply in wire.said] == [([Done(0, "run", 1, 1, 1)], [])]
-    calls._queue.clear()  # its pump comes only now
+    calls._queue.clear()  # its pump runs only now
     table.close()
 
 

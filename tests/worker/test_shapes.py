@@ -1,4 +1,4 @@
-"""A function of any shape ends its own run, and nothing else."""
+"""A function that raises or returns an odd object ends only its own run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .shapes import FAILS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# Exceptions that an asyncio task loses: whoever waits for the task waits until the run's own time-out.
+# Exceptions that an asyncio task loses: a caller that awaits the task waits until the run's own time-out.
 ASYNCIO_CANNOT = {"no class", "no attributes"}
 
 
@@ -51,5 +51,5 @@ async def test_it_ends_its_own_run_and_no_other(odd: Gateway, how: str) -> None:
 
 
 async def test_the_process_is_the_same_as_before(odd: Gateway) -> None:
-    """None of the shapes has cost the worker its registration."""
+    """None of the shapes made the worker register again."""
     assert len(odd.registered) == 1

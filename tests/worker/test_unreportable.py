@@ -1,4 +1,4 @@
-"""What cannot be told to the server ends its own run: the worker and the other runs go on."""
+"""An end that cannot be reported fails only its own run: the worker and the other runs continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for _ in range(5000):
 
 
 class Odd(Executor):
-    """Ends each attempt with what its command names."""
+    """Ends each attempt with the object that its command names."""
 
     kind = "process"
 
@@ -48,7 +48,7 @@ class Odd(Executor):
 
 
 async def ends_of(*commands: str) -> list[Finished]:
-    """How runs of these commands end by the reports of one session."""
+    """Return the ends of runs of these commands, as one session reports them."""
     async with Gateway() as gateway, Link(gateway.url, "the-key") as link:
         runs = [gateway.process(command) for command in commands]
         drain = Drain()
