@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import Cluster
 from tocsin.clock import iso
+from tocsin.flow import control
 
 from .cluster import ROOT, Site, until
 from .evidence import instant
@@ -44,6 +45,7 @@ LEFT_OUT = {
     "keys": "one row, as `dead` is tried; its key is told once, so a replay has nothing to compare",
     "tenants": "one row, the same way",
     "retention": "takes away what is left over; the next turn goes on where it was",
+    "retire": "pages through jobs and runs; the next turn goes on where the last one committed",
     "rotate": "wraps what is not wrapped yet, so that what a crash left is done by the next call",
 }
 
@@ -76,6 +78,19 @@ async def cancel_a_job(play: Play) -> None:
     assert (job["state"], job["replayed"]) == ("cancelled", True)
     runs = await play.runs(job_id)
     assert sorted((r["id"], r["state"]) for r in runs) == [(i, "cancelled") for i in sorted(run_ids)]
+
+
+@story("cancel.before_commit", "cancel.after_commit")
+async def cancel_a_job_in_pieces(play: Play) -> None:
+    """The server dies while it goes on with the second piece; the next server ends all of them."""
+    job_id, run_ids = await play.queued(control.PIECE + 50)
+    await play.survive(lambda: play.post(f"/v1/jobs/{job_id}/cancel", {}, key="cancel"))
+
+    async def ended() -> bool:
+        newest = [run for run in await play.runs(job_id) if run["id"] in run_ids[-50:]]
+        return [run["state"] for run in newest] == ["cancelled"] * 50
+
+    await until("the last piece is cancelled", ended)
 
 
 @story("edit.before_commit", "edit.after_commit")
@@ -213,7 +228,7 @@ async def _claimed_and_done(play: Play, queued: tuple[str, list[str]]) -> None:
         assert len((await play.get(f"/v1/runs/{run['id']}/attempts"))["items"]) == 1
 
 
-@story("claim_skip.before_commit", "claim_skip.after_commit")
+@story("claim_end.before_commit", "claim_end.after_commit")
 async def skip_an_occurrence_that_others_wait_for(play: Play) -> None:
     parent = await play.job(name="parent", schedule={"every": "PT1S"}, overlap="skip")
     child = await play.job(schedule=None, depends_on=["parent"])

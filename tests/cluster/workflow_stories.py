@@ -21,6 +21,7 @@ class Workflow:
         self._play, self._graph = play, graph
         self._held: dict[str, Document] = {}
         self._last = 0
+        self.id = ""
         self.run: Document = {}
         self.failing: set[str] = set()
         self.results: dict[str, Any] = {}
@@ -32,7 +33,8 @@ class Workflow:
         once = {"target": target, "retry": {"max_attempts": 1}}
         jobs = {name: once | {"depends_on": own} | more.get(name, {}) for name, own in self._graph.items()}
         made = await self._play.post("/v1/workflows", {"name": "flow", "jobs": jobs}, key="make")
-        return str(made["id"])
+        self.id = str(made["id"])
+        return self.id
 
     async def work(self, workflow_id: str) -> Document:
         """Ask for the run, report what was taken, take more."""
@@ -47,7 +49,7 @@ class Workflow:
 
     async def worked_until(self, state: str) -> None:
         async def reached() -> bool:
-            return bool((await self.work(self.run["workflow_id"]))["state"] == state)
+            return bool((await self.work(self.id))["state"] == state)
 
         await until(f"it is {state}", reached, 30)
 

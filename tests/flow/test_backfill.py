@@ -191,7 +191,7 @@ async def test_they_are_listed_newest_first_by_job_and_state(scene: Scene) -> No
     assert await listed("?state=paused") == [second["id"]]
     page = await scene.api.get("/v1/backfills?limit=2")
     assert await listed(f"?cursor={page['next_cursor']}") == [first["id"]]
-    await scene.api.get("/v1/backfills?state=odd", expect=400)
+    await scene.api.get("/v1/backfills?state=odd", expect=422)
 
 
 async def test_a_key_that_is_kept_to_some_jobs_sees_no_others_backfills(scene: Scene) -> None:

@@ -255,7 +255,7 @@ async def test_a_circuit_of_its_own_making_and_an_edit(scene: Scene) -> None:
         ("PUT", "/v1/circuits/x", {"cooldown": "PT0S"}, 422),
         ("PUT", "/v1/circuits/x", {"colour": "red"}, 422),
         ("PUT", "/v1/circuits/%20", {}, 422),
-        ("GET", "/v1/circuits?state=ajar", None, 400),
+        ("GET", "/v1/circuits?state=ajar", None, 422),
     ],
 )
 async def test_what_is_wrong_is_refused(scene: Scene, method: str, path: str, body: Any, status: int) -> None:

@@ -261,7 +261,7 @@ async def test_a_log_is_downloaded_whole_as_text_that_does_no_harm_or_as_documen
     documents = [json.loads(line) for line in (await download("format=ndjson"))[1].splitlines()]
     assert [d["seq"] for d in documents] == list(range(1, 1203)) and documents[0]["text"] == evil
     assert (documents[1]["text"], documents[1]["logger"], documents[1]["fields"]) == ("said", "db", {"n": 1})
-    await scene.api.get(f"/v1/runs/{run['run_id']}/logs/download?format=pdf", expect=400)
+    await scene.api.get(f"/v1/runs/{run['run_id']}/logs/download?format=pdf", expect=422)
 
 
 async def test_a_download_ends_with_its_key_and_is_seen_to_be_cut(

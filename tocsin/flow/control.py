@@ -182,6 +182,8 @@ async def _cancel_piece(connection: Connection, job: Key, reason: str, stop_runn
 async def go_on_cancelling(db: Database) -> Controlled | None:
     """Cancel the next piece of a job that was cancelled with more runs than one transaction ends. Return None if there
     is no such job, or if other servers hold all of them."""
+    if not await db.fetchval("engine", SQL["any_cancel"]):
+        return None
     async with db.transaction("cancel") as connection:
         row = await connection.fetchrow(SQL["next_cancel"])
         if row is None:
@@ -192,7 +194,6 @@ async def go_on_cancelling(db: Database) -> Controlled | None:
         piece = await _cancel_piece(connection, job, row["reason"], row["stop_running"], row["done_to"])
         if piece.upto is not None:
             await connection.execute(SQL["cancelled_to"], *job, piece.upto)
-            await connection.execute(SQL["hold"], *job)  # the end of a run of a one-time job removes the hold
         else:
             await connection.execute(SQL["cancelled_all"], *job)
             await connection.execute(SQL["unhold"], *job)

@@ -23,6 +23,9 @@ select r.id::text from runs r where r.tenant_id = $1 and r.job_id = $2 and r.id 
 insert into cancels (tenant_id, job_id, reason, stop_running, done_to) values ($1, $2, $3, $4, $5)
     on conflict do nothing
 
+-- :name any_cancel
+select exists (select from cancels)
+
 -- :name next_cancel
 -- The cancelled job that is next in turn. A job that another server continues is left out.
 select c.tenant_id, c.job_id::text as job_id, c.reason, c.stop_running, c.done_to::text as done_to

@@ -22,6 +22,11 @@ class Memory(Generic[_Key, _Value]):
     def __len__(self) -> int:
         return len(self._known)
 
+    def clear(self) -> None:
+        """Drop all values."""
+        self._known.clear()
+        self.size = 0
+
     def get(self, key: _Key) -> _Value | None:
         """Return the value of a key, or None if it is not kept."""
         found = self._known.get(key)
