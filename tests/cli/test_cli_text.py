@@ -52,7 +52,7 @@ def test_text_from_elsewhere_can_do_nothing_to_a_terminal(text: str, harmless: s
 EVERYTHING = [chr(code) for code in range(sys.maxunicode + 1)]
 
 
-def test_of_all_of_unicode_only_what_shows_itself_is_left() -> None:
+def test_only_visible_characters_of_unicode_remain() -> None:
     odd = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     signs = set("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
     for character in EVERYTHING:
@@ -80,7 +80,7 @@ def test_all_of_unicode_comes_through_json_and_nothing_hidden_is_printed() -> No
 
 
 @given(st.text(st.sampled_from("aé👩\u200d\u200c\u200b\x1b[m]\x07\\ \n\u2028\U000e0041")))
-def test_what_is_cleaned_is_clean(text: str) -> None:
+def test_cleaned_text_needs_no_further_cleaning(text: str) -> None:
     assert plain(plain(text)) == plain(text)
 
 

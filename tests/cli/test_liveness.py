@@ -55,19 +55,19 @@ def test_one_answer_is_enough(server: Server) -> None:
         assert server.watch(20) is None
 
 
-def test_who_never_answered_is_starting(server: Server) -> None:
+def test_a_process_that_never_answered_is_starting(server: Server) -> None:
     server.up = False
     assert server.watch(3600) is None
 
 
-def test_another_process_begins_anew(server: Server) -> None:
+def test_another_process_starts_with_a_new_count(server: Server) -> None:
     assert server.watch(10, process=1) is None
     server.up = False
     assert server.watch(20, process=1) is None
     assert server.watch(3600, process=2) is None, "the next one has not answered yet: it is starting"
 
 
-def test_a_machine_that_was_suspended_has_asked_nothing(server: Server) -> None:
+def test_time_on_a_suspended_machine_does_not_count(server: Server) -> None:
     assert server.watch(60) is None
     server.now += 8 * 3600
     server.up = False
@@ -94,7 +94,7 @@ def test_a_closed_connection_is_an_answer_and_silence_is_none(listener: socket.s
     closer.join()
 
 
-def test_a_port_that_nobody_listens_on_is_no_answer(listener: socket.socket) -> None:
+def test_a_closed_port_is_no_answer(listener: socket.socket) -> None:
     where = address(listener)
     listener.close()
     assert not answers(where, False, 60)

@@ -77,7 +77,7 @@ async def test_a_chain_that_is_cut_back_to_an_anchor_is_found_by_the_server_that
     assert finding.startswith("anchor: anchor 4 of the series")
 
 
-async def test_a_running_server_goes_on_with_its_numbers_and_so_shows_the_cut_to_all(scene: Scene) -> None:
+async def test_a_running_server_continues_its_numbers_and_so_reveals_the_cut(scene: Scene) -> None:
     series = Series()
     made = [await write(scene, series) for _ in range(4)]
     await put_back(scene, made[1])
@@ -194,7 +194,7 @@ async def test_an_anchor_without_a_signature_proves_nothing_where_servers_sign(
     assert finding.startswith("anchor: there is none, and servers write a signed anchor")
 
 
-async def test_a_restored_backup_goes_on_with_the_numbers_that_it_has(scene: Scene) -> None:
+async def test_a_restored_backup_continues_its_own_numbers(scene: Scene) -> None:
     series = Series()
     made = [await write(scene, series) for _ in range(3)]
     await scene.sql.execute(

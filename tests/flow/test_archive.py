@@ -317,7 +317,7 @@ async def test_the_next_turn_repairs_what_a_crash_left_of_a_tenants_part(old: Ol
     assert len(stored) == await old.scene.value("select count(*) from archives") == 1
 
 
-async def test_a_tenant_whose_file_storage_refuses_keeps_nothing_else_back(
+async def test_a_tenant_whose_file_storage_refuses_delays_no_other_archive(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = await Two.make(old)

@@ -53,7 +53,7 @@ async def test_one_transaction_ends_one_piece_and_nothing_of_the_rest_starts(sce
     assert '"more": true' in detail and '"runs": 3' in detail
 
 
-async def test_what_runs_is_told_to_stop_in_whichever_piece_it_is(scene: Scene) -> None:
+async def test_running_runs_of_every_piece_get_a_stop_order(scene: Scene) -> None:
     job = await scene.job()
     runs = await scene.ask(job, 8)
     keys = await scene.taken(W, 8)
@@ -80,7 +80,7 @@ async def test_what_is_left_running_gets_no_further_attempt(scene: Scene) -> Non
     assert (await scene.run(runs[5]))["state"] == "cancelled" and (await scene.run(runs[0]))["state"] == "succeeded"
 
 
-async def test_who_waits_for_a_run_of_a_later_piece_hears_of_its_end(scene: Scene) -> None:
+async def test_dependents_of_runs_in_a_later_piece_are_skipped(scene: Scene) -> None:
     parent = await scene.job(name="parent")
     child = await scene.job(schedule=None, depends_on=[{"job": "parent"}])
     await scene.ask(parent, 8)
@@ -125,7 +125,7 @@ async def test_a_job_with_few_runs_is_cancelled_whole(scene: Scene) -> None:
     assert await scene.value("select count(*) from holds") == 0
 
 
-async def test_the_end_of_a_one_time_run_lets_nothing_of_the_rest_start(scene: Scene) -> None:
+async def test_the_end_of_a_one_time_run_starts_none_of_the_remaining_runs(scene: Scene) -> None:
     """The end of a one-time job's run removes the hold of a pause. It must not remove the hold of a cancel in
     progress."""
     job = await scene.job(schedule={"delay": "1ms"})

@@ -43,7 +43,7 @@ async def turn(scene: Scene) -> int:
     return gone + await retention.expire_audit(scene.db, scene.node.objects, 365)
 
 
-async def test_a_turn_does_not_read_what_is_kept(scene: Scene) -> None:
+async def test_a_turn_does_not_read_kept_rows(scene: Scene) -> None:
     await scene.sql.execute(_ARCHIVES, 10, "kept", FILES, False)
     await scene.sql.execute(_AUDIT, 10, "kept", FILES, 0)
     await scene.sql.execute("analyze archives, audit_archives")

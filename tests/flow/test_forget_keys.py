@@ -25,7 +25,7 @@ async def left(scene: Scene) -> int:
     return await scene.value("select count(*) from idempotency")  # type: ignore[no-any-return]
 
 
-async def test_they_go_in_batches_up_to_a_bound_and_what_is_young_stays(scene: Scene) -> None:
+async def test_old_records_are_deleted_in_bounded_batches_and_young_ones_stay(scene: Scene) -> None:
     before = await left(scene)
     await remember(scene, 25, "2 days")
     await remember(scene, 3, "1 hour")
@@ -34,7 +34,9 @@ async def test_they_go_in_batches_up_to_a_bound_and_what_is_young_stays(scene: S
     assert await left(scene) == before + 3
 
 
-async def test_what_went_stays_gone_when_the_next_batch_fails(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_batches_stay_deleted_when_the_next_batch_fails(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = await left(scene)
     await remember(scene, 25, "2 days")
     fetchval, batches = scene.db.fetchval, 0

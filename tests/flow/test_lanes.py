@@ -287,7 +287,7 @@ async def test_a_tenant_makes_a_bounded_number_of_lanes(scene: Scene, monkeypatc
     assert await scene.value("select count(*) from lanes where labels ->> 'zone' = any($1)", zones) == 4
 
 
-async def test_a_job_without_a_pool_is_still_told_so(scene: Scene) -> None:
+async def test_a_job_of_an_unknown_pool_is_still_refused(scene: Scene) -> None:
     body = {"target": {"kind": "process", "command": ["true"]}, "schedule": {"manual": True}, "pool": "nowhere"}
     [error] = (await scene.api.post("/v1/jobs", body, expect=422))["errors"]
     assert error["code"] == "unknown_pool"

@@ -58,7 +58,7 @@ async def take(scene: Scene, worker_id: str) -> set[str]:
     return {row["id"] for row in (await claim.take(scene.db, shares, [worker_id] * 10)).rows}
 
 
-async def test_what_waits_while_a_worker_lives_is_late_and_not_missed(scene: Scene) -> None:
+async def test_an_occurrence_that_waits_while_a_worker_lives_is_late_not_missed(scene: Scene) -> None:
     job = await scene.job(overlap="allow", schedule=SKIP)
     busy = await worker(scene, timedelta(hours=2))
     ids = await late(scene, job, 90, 10, 2)
@@ -68,7 +68,7 @@ async def test_what_waits_while_a_worker_lives_is_late_and_not_missed(scene: Sce
     assert await take(scene, busy) == set(ids)
 
 
-async def test_promotion_takes_what_is_late_while_a_worker_lives(scene: Scene) -> None:
+async def test_promotion_takes_late_occurrences_while_a_worker_lives(scene: Scene) -> None:
     job = await scene.job(overlap="allow", schedule=SKIP)
     await worker(scene, timedelta(hours=2))
     await late(scene, job, 10, 2)
@@ -78,7 +78,7 @@ async def test_promotion_takes_what_is_late_while_a_worker_lives(scene: Scene) -
     assert await claim.promote(scene.db, [place], 1000) == 2
 
 
-async def test_what_found_no_worker_is_a_misfire(scene: Scene) -> None:
+async def test_an_occurrence_without_a_worker_is_a_misfire(scene: Scene) -> None:
     job = await scene.job(overlap="allow", schedule=SKIP)
     # One worker was there until 30 minutes ago, the next one came five minutes ago.
     await worker(scene, timedelta(hours=2), 30 * MINUTE)
@@ -101,7 +101,7 @@ async def test_a_worker_that_may_not_take_it_does_not_count(scene: Scene, other:
     assert await scene.missed(job) == [("misfire_expired", 1)]
 
 
-async def test_who_vouches_for_a_lane_must_live(scene: Scene) -> None:
+async def test_a_worker_that_vouches_for_a_lane_must_live(scene: Scene) -> None:
     job = await scene.job(overlap="allow", schedule=SKIP)
     old = await worker(scene, timedelta(hours=2))
     await late(scene, job, 90)

@@ -219,7 +219,7 @@ async def test_occurrences_tell_as_many_as_there_may_be(scene: Scene) -> None:
     assert [o["status"] for o in page["items"]] == ["running", "planned", "planned"]
 
 
-async def test_a_turn_looks_at_some_of_what_ended_unclaimed(scene: Scene) -> None:
+async def test_a_turn_reads_a_bounded_number_of_unclaimed_ends(scene: Scene) -> None:
     """A turn must not read all such rows."""
     await scene.sql.execute(
         "insert into unclaimed (tenant_id, job_id)"

@@ -12,7 +12,7 @@ from tocsin.flow.shared.specs import SpecBook
 KIB = 1024
 
 
-def test_it_keeps_what_was_put_in_last_up_to_its_bytes() -> None:
+def test_a_cache_keeps_the_latest_values_up_to_its_bytes() -> None:
     memory: Memory[int, str] = Memory(10 * KIB)
     for key in range(100):
         memory.put(key, str(key), KIB)
@@ -39,7 +39,7 @@ async def test_large_job_documents_are_kept_by_their_bytes(scene: Scene) -> None
     assert {key: stored.text for key, stored in again.items()} == {key: stored.text for key, stored in found.items()}
 
 
-async def test_a_calendar_that_is_forgotten_meanwhile_is_still_answered(scene: Scene, monkeypatch: Any) -> None:
+async def test_a_calendar_evicted_during_a_read_is_still_returned(scene: Scene, monkeypatch: Any) -> None:
     monkeypatch.setattr(calendars, "_kept", Memory(0))
     await scene.api.call("PUT", "/v1/calendars/days", json={"days": ["2026-12-24"]})
     tenant_id = await scene.value("select id from tenants where slug = 'default'")

@@ -87,7 +87,7 @@ async def test_the_partition_of_an_older_day_is_made_for_its_run(scene: Scene) -
     assert {run_id for run_id, _ in (await scene.end(W, end_of(row))).accepted} == {early}
 
 
-async def test_an_end_told_with_its_token_is_to_be_tried_again(scene: Scene, worker_key: str) -> None:
+async def test_an_end_reported_with_a_token_must_be_repeated(scene: Scene, worker_key: str) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)
     [run_id] = await scene.ask(await scene.job())
     [row] = await scene.take(1, worker.id)
@@ -101,7 +101,7 @@ async def test_an_end_told_with_its_token_is_to_be_tried_again(scene: Scene, wor
     assert (await scene.run(run_id))["state"] == "succeeded"
 
 
-async def test_what_ends_a_run_by_an_api_call_is_unavailable_meanwhile(scene: Scene) -> None:
+async def test_api_calls_that_end_a_run_are_unavailable_without_a_partition(scene: Scene) -> None:
     [run_id] = await scene.ask(await scene.job())
     await drop_today(scene)
     problem = await scene.api.post(f"/v1/runs/{run_id}/cancel", {}, expect=503)

@@ -138,7 +138,7 @@ async def test_many_turns_make_the_rows_that_one_would_have_made(
     assert await scene.missed(job) == [(row.reason, row.count) for row in whole.missed]
 
 
-async def test_a_turn_lets_others_have_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_yields_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the occurrences that are computed between two turns of the event loop."""
     await heavy(scene, 30)
     computed, longest = 0, 0
@@ -218,7 +218,7 @@ async def test_a_cursor_without_its_calendar_is_planned_when_the_calendar_is_the
     assert await cursor(scene, job) != was
 
 
-async def test_what_fell_due_while_nobody_could_plan_it_goes_through_the_misfire_rule(scene: Scene) -> None:
+async def test_the_misfire_rule_applies_to_occurrences_that_no_node_could_plan(scene: Scene) -> None:
     job = await berlin(scene, misfire={"policy": "skip"})
     await late(scene, job, 10 * MINUTE)
     rules = await scene.value("select zone_rules from jobs where id = $1", job["id"])
@@ -334,7 +334,7 @@ async def test_an_outage_counts_for_every_turn_that_catches_up(quiet: Scene, mon
     assert len(await outages(quiet)) == 1
 
 
-async def test_what_fell_due_after_the_outage_is_late_only(quiet: Scene) -> None:
+async def test_an_occurrence_due_after_the_outage_is_only_late(quiet: Scene) -> None:
     """The planner has been back for five minutes and reaches this cursor only now."""
     job = await quiet.job(schedule={"every": "PT1M", "misfire": {"policy": "skip"}})
     first = await late(quiet, job, 20 * MINUTE + 30 * SECOND)
@@ -377,7 +377,7 @@ async def _buffers(scene: Scene) -> int:
     return int(top["Shared Hit Blocks"]) + int(top["Shared Read Blocks"])
 
 
-async def test_the_next_turn_is_not_awaited_for_cursors_that_nobody_here_can_plan(scene: Scene) -> None:
+async def test_cursors_that_this_node_cannot_plan_do_not_wake_the_planner(scene: Scene) -> None:
     job = await berlin(scene)
     await late(scene, job, MINUTE)
     await read_by_nobody(scene, job)

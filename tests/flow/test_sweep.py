@@ -125,7 +125,7 @@ async def test_a_one_time_job_whose_run_is_past_its_deadline_is_completed_by_the
     assert (await scene.api.get(f"/v1/jobs/{job['id']}"))["state"] == "completed"
 
 
-async def test_an_occurrence_behind_one_past_its_deadline_is_let_go_by_the_claim_that_ends_it(scene: Scene) -> None:
+async def test_a_claim_that_ends_an_expired_occurrence_releases_the_next_one(scene: Scene) -> None:
     job = await scene.job(schedule={"every": "PT1H"}, overlap="queue")
     first, second = await scene.occur(job, 9, 6)
     await scene.sql.execute("update runs set deadline_at = now() - interval '1 second' where id = $1", first)
@@ -207,7 +207,7 @@ async def test_a_limit_whose_rate_is_used_up_is_kept(scene: Scene) -> None:
     assert await forget_limits(scene) == 1
 
 
-async def test_a_claim_makes_a_limit_anew_that_was_forgotten(scene: Scene) -> None:
+async def test_a_claim_recreates_a_limit_that_was_removed(scene: Scene) -> None:
     """Runs were staged while the limit was being removed, or long before."""
     job = await scene.job(concurrency_key={"key": "k-{args.c}", "max": 2})
     await scene.ask(job, 5, args={"c": 1})

@@ -137,7 +137,7 @@ async def test_repeats_without_a_tenant_are_answered_in_portions(scene: Scene, m
     assert len((await scene.end(W, *ends)).accepted) == 1, "one at least"
 
 
-async def test_what_is_postponed_is_neither_accepted_nor_superseded(
+async def test_a_postponed_end_is_neither_accepted_nor_superseded(
     scene: Scene, worker_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await WorkerHand.register(scene.node, worker_key)

@@ -187,7 +187,7 @@ def test_a_calendar_that_leaves_nothing_is_found_out_in_bounded_steps(calendar: 
     assert found is None or found.year > 2050
 
 
-def test_what_is_moved_is_put_together_in_bounded_steps() -> None:
+def test_moved_occurrences_are_collected_in_bounded_steps() -> None:
     days = days_from(START.date(), *range(1, MOST_IN_A_ROW + 1))
     for table in (MINUTES, Cron("*/15 * * * *", "UTC", "next_valid", "first")):
         moved = Calendar(mode="next_business_day", days=days).tidy().of(table, zone("UTC"))

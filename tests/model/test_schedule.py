@@ -493,7 +493,7 @@ def by_the_rule(rule: Misfire, owed: list[datetime], outages: list[Outage]) -> t
     pieces=st.lists(st.integers(1, 50), min_size=1),
 )
 @settings(max_examples=200)
-def test_many_turns_make_what_one_turn_makes(
+def test_many_turns_give_the_result_of_one_turn(
     pair: tuple[Schedule, Timetable], ago: timedelta, outages: list[Outage], pieces: list[int]
 ) -> None:
     """The time between the turns does not matter, and neither does a planner that forgets earlier decisions."""

@@ -27,7 +27,7 @@ async def test_a_tenant_that_asks_for_much_waits_for_itself() -> None:
     aside.close()
 
 
-async def test_who_leaves_gives_up_its_turn() -> None:
+async def test_a_cancelled_caller_gives_up_its_turn() -> None:
     aside, done = Aside(), []
     go = threading.Event()
     first = asyncio.create_task(aside.run(1, go.wait, 60))
@@ -44,7 +44,7 @@ async def test_who_leaves_gives_up_its_turn() -> None:
     aside.close()
 
 
-async def test_what_a_piece_raises_is_raised() -> None:
+async def test_an_exception_of_a_computation_is_raised() -> None:
     aside = Aside()
     with pytest.raises(ZeroDivisionError):
         await aside.run(1, divmod, 1, 0)

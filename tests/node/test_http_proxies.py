@@ -67,7 +67,7 @@ async def test_no_case_reaches_another_caller(proxy: int, handler: TaggedHandler
     assert len(lines) < len(handler.handled) / 2, "the proxy must share its connections, or the test shows nothing"
 
 
-async def test_no_case_reaches_a_caller_who_asks_meanwhile(proxy: int, handler: TaggedHandler) -> None:
+async def test_no_case_reaches_a_concurrent_caller(proxy: int, handler: TaggedHandler) -> None:
     async def attack(case: Case) -> None:
         check_proxied_answers(case, await asyncio.wait_for(talk(proxy, case), PATIENCE))
 

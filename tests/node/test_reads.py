@@ -26,7 +26,7 @@ class Slow:
         return "read"
 
 
-async def test_what_is_ready_is_answered_and_the_rest_goes_on() -> None:
+async def test_finished_reads_are_returned_and_the_others_continue() -> None:
     fast, slow = Slow(), Slow()
     fast.open.set()
     some = Reads()

@@ -129,7 +129,9 @@ async def test_no_job_is_made_beyond_it_nor_led_out_of_it(scene: Scene, case: Ca
 
 
 @pytest.mark.parametrize("scopes", [{"tags": ["team:billing"]}, {"jobs": ["bill*"], "tags": ["team:billing"]}])
-async def test_whether_a_name_beyond_it_is_free_is_not_told(scene: Scene, case: Case, scopes: dict[str, Any]) -> None:
+async def test_a_key_cannot_find_out_which_names_outside_its_scope_are_taken(
+    scene: Scene, case: Case, scopes: dict[str, Any]
+) -> None:
     """Names are unique in a tenant: each call that gives a name gets the same answer, whether the name is taken outside
     of the scope or free."""
     api = await key_for(scene, "editor", **scopes)
@@ -158,7 +160,7 @@ async def test_whether_a_name_beyond_it_is_free_is_not_told(scene: Scene, case: 
     assert (await api.call("PATCH", f"/v1/jobs/{inside}", json={"priority": 7}))["name"] == "billing-nightly"
 
 
-async def test_a_name_within_it_is_told_to_be_taken(scene: Scene, case: Case) -> None:
+async def test_a_taken_name_within_the_scope_is_reported(scene: Scene, case: Case) -> None:
     api = await key_for(scene, "editor", jobs=["billing-*"])
     taken = await api.call("POST", "/v1/jobs", json=MANUAL | {"name": "billing-nightly"}, expect=409)
     assert taken["code"] == "name_taken"

@@ -70,7 +70,9 @@ async def until_counted(before: float) -> None:
 
 
 @pytest.mark.parametrize("handler", [a_handler_that_waits, a_handler_that_computes])
-async def test_what_holds_the_loop_is_named_with_its_stack(handler: Any, lines: Lines, watchdog: Watchdog) -> None:
+async def test_code_that_holds_the_loop_is_logged_with_its_stack(
+    handler: Any, lines: Lines, watchdog: Watchdog
+) -> None:
     before = held_times()
 
     async def task() -> None:
@@ -114,7 +116,7 @@ async def test_lines_are_rare_and_say_how_many_were_left_out(lines: Lines, watch
     assert (len(lines.told), watchdog._untold) == (1, 2)
 
 
-def test_a_process_that_stood_still_is_not_told_of(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_stood_still_is_not_reported(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread, and the whole process with it, slept for an hour."""
     clock = {"now": 0.0}
     monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])

@@ -173,7 +173,7 @@ def test_a_key_error_and_a_result_that_cannot_be_stored(secret: str) -> None:
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("how", ["raw", "url"])
-def test_what_is_shown_of_an_answer(secret: str, how: str) -> None:
+def test_the_shown_part_of_an_answer_is_masked(secret: str, how: str) -> None:
     written = WRITTEN[how](secret)
     attempt = an_attempt(secret)
     for location in around(200, written):
@@ -248,7 +248,7 @@ def test_fields_do_not_come_between_the_lines_of_a_secret() -> None:
     assert "abc12" not in text and "def34" not in text
 
 
-def test_a_line_of_which_a_piece_was_left_out_ends_there() -> None:
+def test_a_line_with_a_dropped_piece_ends_there() -> None:
     """The agent does not keep up while a long line is written: the following text may be the rest of a secret."""
     buffer, run = OutputBuffer(lambda: None), a_run(PLAIN)
     stream = RunStream("stdout", sys.stdout, buffer)
@@ -335,7 +335,7 @@ def test_the_token_is_masked_where_there_are_no_secrets() -> None:
     assert line[3] == f"TOCSIN_RUN_TOKEN={BLOT}"
 
 
-def test_an_end_that_tells_nothing_makes_no_mask() -> None:
+def test_an_end_without_text_creates_no_mask() -> None:
     attempt = an_attempt("")
     attempt.run.secrets.clear()
     outgoing(attempt, attempt.finished("succeeded", result=msgspec.Raw(msgspec.msgpack.encode([1, 2, 3]))))

@@ -86,7 +86,7 @@ async def test_a_bug_of_the_worker_costs_the_session_but_not_the_process() -> No
         assert gateway.registered[1].formerly == "", "for the server this worker went down"
 
 
-async def test_a_worker_that_lost_its_lease_says_who_it_was() -> None:
+async def test_a_worker_that_lost_its_lease_names_its_former_id() -> None:
     async with started(lease=2.0, heartbeat=0.2) as (gateway, _):
         gateway.unknown.add("worker-1")
         await gateway.until(lambda: len(gateway.registered) == 2)
