@@ -270,14 +270,14 @@ async def unlist(db: Database, objects: ObjectStore, hot_days: int) -> int:
 
 
 async def _unlist_all(db: Database, objects: ObjectStore, tenant_id: int, first: str) -> int:
-    """Those of one tenant that are older than `first`."""
+    """Unlist all segments of one tenant that are older than `first`. Return how many."""
     done, last = 0, str(UUID(int=0))
     while rows := await db.fetch("engine", SQL["listed"], tenant_id, first, last, _MOST_SEGMENTS):
         for row in rows:
             try:
                 done += await _unlist(db, objects, row)
             except Unavailable as problem:
-                # It keeps nothing of the others' back.
+                # A segment that cannot be read does not delay the others.
                 log.warning("a segment of logs cannot be read", object=row["object"], error=problem.detail)
         last = rows[-1]["id"]
     return done

@@ -237,7 +237,7 @@ class Watched(NamedTuple):
 
 
 async def look(db: Database, objects: ObjectStore, runs: Sequence[tuple[int, str]]) -> list[Watched | None]:
-    """How these runs (tenant, id) and their logs stand, all at one moment; None where storage does not tell."""
+    """Return the state of these runs (tenant, id) and their logs at one moment; None if storage refuses to answer."""
     rows = await db.fetch("engine", SQL["look"], *columns(runs, 2))
     found = [Watched(row["attempt"], row["ended"], (row["log_attempt"], row["lines"])) for row in rows]
     some = asyncio.Semaphore(_LOOKS_AT_ONCE)

@@ -128,8 +128,8 @@ class ObjectStore:
 
 
 class Refusals:
-    """What storage refuses of one tenant's keeps nothing of the others' back. But when it refuses several tenants in a
-    row it is taken to be away: to ask it for each of the others would take hours."""
+    """Counts tenants that storage refuses in a row. A refusal for one tenant does not delay the others. But after
+    several in a row, storage counts as unavailable: a request for each of the other tenants would take hours."""
 
     MOST = 10
 
@@ -137,11 +137,11 @@ class Refusals:
         self._in_a_row = 0
 
     def passed(self) -> None:
-        """It did what was asked of it."""
+        """Record that storage did not refuse a tenant."""
         self._in_a_row = 0
 
     def refused(self, problem: Unavailable) -> None:
-        """It refused a tenant; raises that if it was the last of too many."""
+        """Record a refusal. Raise it if there were too many in a row."""
         self._in_a_row += 1
         if self._in_a_row >= self.MOST:
             raise problem

@@ -299,8 +299,8 @@ class LogShipper:
             if len(chunks) == 1:
                 self._resolve(chunks[0][0], conflict)
                 return
-            # Nothing of it was stored. The one that is meant is found by halves: a request for each of the others would
-            # take minutes where many runs log.
+            # The server stored nothing of the shipment. Find the attempt that is over by bisection: a request for each
+            # attempt would take minutes if many runs log.
             half = len(chunks) // 2
             await self._ship(chunks[:half])
             await self._ship(chunks[half:])
