@@ -1,12 +1,14 @@
-"""The worst schedules within the limits, in steps: reading, checking, describing, and a hundred instants of each.
+"""The worst input within the limits, in steps: schedules, graphs, templates, queries, tokens, bodies, maps, scopes.
 
 A step is a call (tests/steps.py); 600,000 of them take about a fifth of a second.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,13 +17,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.steps import at_most
-from tocsin.errors import ApiProblem
+from tocsin.errors import ApiProblem, BadRequest
+from tocsin.flow.report import weigh
+from tocsin.flow.search import parse_cursor
+from tocsin.flow.shared.jobs import within_scope
+from tocsin.flow.shared.joins import Mapped, elements_of
+from tocsin.flow.trail import Mark
+from tocsin.model.access import MOST_STARS, Identity, Scope
+from tocsin.model.autoscale import Sample, load_of
+from tocsin.model.estimate import ahead_of
 from tocsin.model.graph import MOST_EDGES, MOST_NODES, Dependency, Graph, critical_path, starts
-from tocsin.model.job import Schedule
+from tocsin.model.httpcall import MOST_PLACEHOLDERS, BadCall, call_of, wrong_call
+from tocsin.model.job import JobSpec, Schedule
+from tocsin.model.limits import LONGEST_KEY, rendered
+from tocsin.model.logsearch import Query
+from tocsin.model.oidc import MOST_TOKEN, Issuer, Refused, Rule, read
 from tocsin.model.preview import preview
 from tocsin.model.scalars import decode_scalar
 from tocsin.model.schedule import timetable
-from tocsin.model.strict import refuse_nul
+from tocsin.model.strict import MOST_LEVELS, refuse_heavy, refuse_nul, refuse_odd
+from tocsin.model.targets import HttpTarget
+from tocsin.model.workflow import MOST_MAPPED, BadMap, Map
+from tocsin.node.server.http import cursor_of
+from tocsin.node.server.worker_routes import _claim, _logs, _notes, _register, _report
+from tocsin.wire import Finished
+from tocsin.worker.runner.run import repacked
 
 NOW = datetime(2026, 11, 18, tzinfo=UTC)
 MOST = 600_000
@@ -152,3 +172,248 @@ def test_any_rule_is_checked_and_followed_in_bounded_steps(rule: str, zone: str)
         table = timetable(given_, NOW)
         table.last_before(NOW + timedelta(days=366), NOW)
         table.count(NOW, NOW + timedelta(days=366))
+
+
+# ── templates ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def http(**more: Any) -> HttpTarget:
+    return msgspec.convert({"kind": "http", "url": "https://example.com/", **more}, HttpTarget)
+
+
+LONG = {"a": "ü" * 4_000_000}
+REPEATED = {
+    "a text": http(body="{args.a}" * MOST_PLACEHOLDERS),
+    "texts": http(body=["{args.a}"] * MOST_PLACEHOLDERS),
+    "inside texts": http(body=["x{args.a}"] * MOST_PLACEHOLDERS),
+    "headers": http(headers={f"x{i}": "{args.a}" * 20 for i in range(100)}),
+    "url": http(url="https://example.com/" + "{args.a}" * 1_000),
+}
+
+
+@pytest.mark.parametrize("target", REPEATED.values(), ids=REPEATED)
+def test_a_template_that_repeats_a_long_argument_is_refused_in_few_steps(target: HttpTarget) -> None:
+    with at_most(1_000), pytest.raises(BadCall, match=r"longer than|more than"):
+        call_of(target, LONG, {}, {})
+
+
+def test_a_url_is_not_quoted_beyond_its_length() -> None:
+    with at_most(30_000), pytest.raises(BadCall, match="URL is longer"):
+        call_of(http(url="https://example.com/" + "{args.a}" * 1_000), {"a": "ü" * 100}, {}, {})
+
+
+def nested(inner: Any, levels: int) -> Any:
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
+LARGE_BODIES = {
+    "one long text": "{args.a}" * 1_000_000,
+    "broken placeholders": "{args" + ".a" * 4_000_000,
+    "broken secrets": "{secrets.a" * 9_000,
+    "many texts": [""] * 2_600_000,
+    "many texts, deep inside": nested(["x"] * 100_000 + ["{secrets.A}"], 60),
+}
+
+
+@pytest.mark.parametrize("body", LARGE_BODIES.values(), ids=LARGE_BODIES)
+def test_the_largest_bodies_are_checked_in_bounded_steps(body: Any) -> None:
+    with at_most(MOST):
+        assert len(list(wrong_call(http(body=body), []))) <= 1
+
+
+def test_a_body_with_too_many_placeholders_is_refused() -> None:
+    assert list(wrong_call(http(body=["{args.a}"] * MOST_PLACEHOLDERS), [])) == []
+    [(path, why)] = wrong_call(http(body=["{args.a}"] * (MOST_PLACEHOLDERS + 1)), [])
+    assert (path, why) == ("target", "must have at most 10000 placeholders in headers and body")
+
+
+class Long(str):
+    """A long argument. It fails the test if a template copies more of it than a key can hold."""
+
+    def __str__(self) -> str:
+        return self
+
+    def __getitem__(self, part: Any) -> str:
+        assert part == slice(None, LONGEST_KEY, None)
+        self.cuts = getattr(self, "cuts", 0) + 1
+        return str.__getitem__(self, part)
+
+
+def test_a_key_takes_no_more_of_each_argument_than_it_can_hold() -> None:
+    argument = Long("x" * 1_000_000)
+    with at_most(2_000):
+        assert rendered("{args.a}" * 128, {"a": argument}) == "x" * LONGEST_KEY
+    assert argument.cuts == 128
+
+
+@pytest.mark.parametrize("template", ["{args" + ".a" * 509, "{args.a" * 146, "{" * 1024, "{args." + "a" * 1018])
+def test_broken_keys_take_few_steps(template: str) -> None:
+    with at_most(100):
+        assert rendered(template, {"a": {}}) == template[:LONGEST_KEY]
+
+
+# ── queries, cursors, tokens ─────────────────────────────────────────────────────────────────────────────────────────
+
+QUERIES = ["a " * 512, '"' * 1024, '"a" ' * 256, '"' + "a " * 511, "a-" * 512, "*" * 1024, '"a b" ' * 170]
+
+
+@pytest.mark.parametrize("text", QUERIES, ids=lambda text: text[:8])
+def test_long_queries_are_refused_in_bounded_steps(text: str) -> None:
+    with at_most(10_000), pytest.raises(ValueError, match=r"more than 20 terms|at most 50 words|has no letter"):
+        Query.parse(text)
+
+
+def test_a_query_of_fifty_words_is_allowed() -> None:
+    query = Query.parse('"' + "a " * 50 + '"')
+    assert query.fits("a " * 50) and not query.fits("a " * 49)
+
+
+CURSORS = [
+    "",
+    "." * 1024,
+    "r." + "9" * 1022,
+    "s." + "1." * 511,
+    "r.1.1" + ".1" * 500,
+    "s.99999999999999999.x.1",
+    "~" * 1024,
+]
+
+
+@pytest.mark.parametrize("text", CURSORS, ids=lambda text: text[:8])
+def test_hostile_cursors_are_refused_in_few_steps(text: str) -> None:
+    with at_most(5_000):
+        with pytest.raises(BadRequest):
+            parse_cursor(text, NOW)
+        with pytest.raises(BadRequest):
+            cursor_of({"cursor": text})
+        assert Mark.parse(text) is None
+
+
+def segment(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+
+CLAIMS = {
+    "deep": b'{"a":' * 1_000 + b"1" + b"}" * 1_000,
+    "deep lists": b'{"a":' + b"[" * 2_900 + b"]" * 2_900 + b"}",
+    "many": b"{" + b",".join(b'"%d":1' % i for i in range(700)) + b"}",
+    "escaped quotes": b'{"a":"' + b"\\u0022" * 960 + b'"}',
+    "objects": b'{"\\u0022":[' + b",".join([b"{}"] * 1_900) + b"]}",
+}
+
+
+@pytest.mark.parametrize("claims", CLAIMS.values(), ids=CLAIMS)
+def test_the_worst_tokens_are_read_in_bounded_steps(claims: bytes) -> None:
+    text = ".".join(map(segment, (b'{"alg":"RS256"}', claims, b"signature")))
+    assert len(text) <= MOST_TOKEN
+    with at_most(10_000), contextlib.suppress(Refused):
+        read(text)
+
+
+@pytest.mark.parametrize("groups", [["x"] * 1_400, " ".join(["x"] * 2_800), {}], ids=["list", "text", "object"])
+def test_a_hundred_rules_take_few_steps_for_the_largest_claim(groups: Any) -> None:
+    rules = tuple(Rule(claim="groups", tenant="t", role="viewer", contains=f"g{i}") for i in range(100))
+    with at_most(200_000):
+        assert not Issuer(issuer="https://x", audience="a", rules=rules).fitting({"groups": groups})
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BODIES = {
+    "objects": b'{"\\u0022":[' + b",".join([b"{}"] * 249_000) + b"]}",
+    "deep objects": b'{"\\u0022":[' + b",".join([b'{"a":' * 62 + b"1" + b"}" * 62] * 4_000) + b"]}",
+    "keys": b'{"\\u0022":1,' + b",".join(b'"%d":1' % i for i in range(700_000)) + b"}",
+    "scalars": b'{"a":' + b"[" * 62 + b"0," * 4_000_000 + b"[],[]" + b"]" * 62 + b"}",
+    "quotes": b'{"a":"' + b"\\u0022" * 1_300_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_the_slow_way_to_read_a_body_takes_bounded_steps(body: bytes) -> None:
+    assert len(body) <= 8 * 2**20
+    with at_most(2 * MOST):
+        refuse_heavy(body)
+        refuse_odd(body)
+
+
+@pytest.mark.parametrize("levels", [1_000, 100_000])
+@pytest.mark.parametrize("decoder", [_register, _claim, _report, _logs, _notes], ids=lambda d: d._kind.__name__)
+@pytest.mark.parametrize("packed", [True, False], ids=["msgpack", "json"])
+def test_a_worker_body_that_is_nested_too_deeply_is_refused(decoder: Any, packed: bool, levels: int) -> None:
+    """The nested value stands in a field that no version knows, or that takes any value."""
+    if packed:
+        inner = b"\x91" * levels + b"\xc0"
+        body = b"\x81\xa8finished\x91\x81\xa6result" + inner if decoder is _report else b"\x81\xa1x" + inner
+    else:
+        inner = b"[" * levels + b"]" * levels
+        body = b'{"finished":[{"result":' + inner + b"}]}" if decoder is _report else b'{"x":' + inner + b"}"
+    headers = {"content-type": "application/msgpack" if packed else "application/json"}
+    with at_most(10_000), pytest.raises(BadRequest, match="cannot be read"):
+        decoder(SimpleNamespace(request=SimpleNamespace(headers=headers), body=body))
+
+
+def test_a_result_that_is_too_deep_to_be_written_does_not_stop_the_other_ends() -> None:
+    deep, plain = (
+        Finished(run_id="r", attempt=1, fence=1, outcome="succeeded", result=r) for r in (nested(1, 2_000), 7)
+    )
+    assert not weigh([deep, plain])
+    assert (bytes(deep.result), bytes(plain.result)) == (
+        b'{"tocsin_note":"this was nested too deeply to be stored"}',
+        b"7",
+    )
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS, MOST_LEVELS + 1])
+def test_what_a_function_returns_is_nested_at_most_920_levels_deep(levels: int) -> None:
+    text = b"[" * levels + b"]" * levels
+    with at_most(10_000):
+        if levels <= MOST_LEVELS:
+            assert repacked(text)
+        else:
+            with pytest.raises(ValueError, match="must be nested at most 920 levels deep"):
+                repacked(text)
+
+
+# ── maps, scopes, estimates ──────────────────────────────────────────────────────────────────────────────────────────
+
+RESULTS = {
+    "too many": "[" + ",".join(["1"] * 2_000_000) + "]",
+    "as many as may be": "[" + ",".join(['{"a":1}'] * MOST_MAPPED) + "]",
+    "too deep": "[" * 5_000 + "]" * 5_000,
+    "one large element": '["' + "x" * 8_000_000 + '"]',
+}
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
+def test_the_largest_results_are_mapped_in_bounded_steps(result: str) -> None:
+    about = Mapped("00000000-0000-0000-0000-000000000000", Map(over="n", max=MOST_MAPPED))
+    with at_most(10 * MOST_MAPPED):
+        found = elements_of(result, about)
+    assert isinstance(found, BadMap) == (result in (RESULTS["too many"], RESULTS["too deep"]))
+
+
+def test_the_longest_path_of_a_map_takes_few_steps() -> None:
+    over = "n" + ("." + "k" * 128) * 16
+    with at_most(200):
+        made = msgspec.convert({"over": over}, Map)
+        with pytest.raises(BadMap):
+            made.args_for({"k" * 128: 1})
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"over": over + ".k" * 10_000}, Map)
+
+
+def test_fifty_patterns_are_matched_with_a_thousand_jobs_in_bounded_steps() -> None:
+    pattern = "*a" * (MOST_STARS - 2) + "*b*"  # only the last search fails
+    who = Identity("k", "key", "editor", 1, "t", scope=Scope([pattern] * 49 + ["*"]))
+    spec = msgspec.convert({"name": "a" * 128, "target": {"kind": "process", "command": ["x"]}}, JobSpec)
+    with at_most(3 * MOST):
+        for _ in range(1_000):
+            within_scope(who, spec)
+
+
+def test_estimates_take_one_look_at_each_tenant_and_sample() -> None:
+    with at_most(100_000):
+        ahead_of(10**9, 1, [(1_000, 10**9)] * 10_000)
+        load_of([Sample(float(i), i * 10**12, 10**12, 10**12) for i in range(10_000)])

@@ -217,6 +217,7 @@ async def test_scopes_are_for_their_roles_and_are_read_strictly(scene: Scene) ->
         {"role": "viewer", "scopes": {"pools": ["default"]}},
         {"role": "viewer", "scopes": {"jobs": []}},
         {"role": "viewer", "scopes": {"jobs": ["a|b"]}},
+        {"role": "viewer", "scopes": {"jobs": ["*a*a*a*a*a*a*a*a*b"]}},
         {"role": "viewer", "scopes": {"tags": ["nocolon"]}},
         {"role": "viewer", "scopes": {"color": 1}},
         {"role": "worker", "scopes": {"tenants": ["unknown"]}},

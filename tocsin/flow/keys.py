@@ -20,7 +20,7 @@ from tocsin.errors import Conflict, Forbidden, InvalidInput, NotFound
 from tocsin.flow.shared import audit
 from tocsin.flow.shared.idempotency import Wish, recall, remember
 from tocsin.flow.shared.slugs import ids_of, slugs_of
-from tocsin.model.access import Duty, Identity, Role, Scope, misplaced_scopes
+from tocsin.model.access import MOST_STARS, Duty, Identity, Role, Scope, misplaced_scopes
 from tocsin.model.ids import new_id
 from tocsin.model.quotas import Quotas
 from tocsin.store.db import Connection, Database, Row, Sql, columns
@@ -238,6 +238,8 @@ def _checked(role: str, scopes: KeyScopes | UnsetType) -> dict[str, Any]:
     wrong = misplaced_scopes(role, bool({"jobs", "tags"} & given.keys()), bool({"pools", "tenants"} & given.keys()))
     if wrong is not None:
         raise InvalidInput.field("scopes", "invalid", wrong)
+    if any(pattern.count("*") > MOST_STARS for pattern in given.get("jobs", ())):
+        raise InvalidInput.field("scopes.jobs", "invalid", f"must have at most {MOST_STARS} stars in each pattern")
     return given
 
 

@@ -358,8 +358,17 @@ def _storable(text: str) -> str:
     return _UNSTORABLE.sub(lambda m: f"\\u{ord(m.group()):04x}", text)
 
 
+def _encoded(value: Any) -> bytes:
+    """Return a result or usage as JSON. One that could be read, but is nested too deeply to be written from here, must
+    not stop the other ends of the commit."""
+    try:
+        return encode(value)
+    except RecursionError:
+        return encode({"tocsin_note": "this was nested too deeply to be stored"})
+
+
 def _bounded(value: Any, most: int) -> str:
-    data = encode(value)
+    data = _encoded(value)
     if len(data) <= most:
         return data.decode()
     return encode({"tocsin_truncated": True, "bytes": len(data), "head": data[:1024].decode(errors="ignore")}).decode()
@@ -439,7 +448,7 @@ def weigh(finished: Sequence[Finished]) -> bool:
     large = False
     for f in finished:
         if f.result is not None:
-            f.result = msgspec.Raw(encode(f.result))
+            f.result = msgspec.Raw(_encoded(f.result))
             large = large or len(f.result) > LARGE
     return large
 

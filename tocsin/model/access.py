@@ -96,6 +96,7 @@ def kept_by(path: str) -> Kept | None:
 
 
 PATTERN = r"^[a-zA-Z0-9._*-]{1,128}(?!\n)$"
+MOST_STARS = 8  # in a pattern; each takes a search, for every pattern of a key and every job of a batch
 _SCOPED_ROLES = ("viewer", "operator", "editor")
 
 

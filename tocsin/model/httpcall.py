@@ -24,6 +24,8 @@ import msgspec
 
 LONGEST_URL = 8192
 LONGEST_HEADERS = 16_384
+MOST_PLACEHOLDERS = 10_000  # in headers and body
+MOST_FILLED = 32 * 2**20  # characters that arguments and secrets add to one request: a template may repeat a long one
 MOST_REDIRECTS = 10
 LONGEST_RETRY_AFTER = 7 * 86_400.0
 _LONGEST_ARGS_HEADER = 4096
@@ -87,8 +89,13 @@ def wrong_call(target: Target, secrets: Iterable[str]) -> Iterator[tuple[str, st
     known = set(secrets)
     if target.sign_with is not None and target.sign_with not in known:
         yield "target.sign_with", "is not one of the names in secrets"
-    for name in sorted(_secrets_named((*target.headers.values(), *_texts(target.body))) - known):
-        yield "target", f"{{secrets.{name[:64]}}} is not one of the names in secrets"
+    # Count in the encoded text first, at the speed of C: a body may have millions of strings.
+    written = msgspec.json.encode((target.headers, target.body))
+    if written.count(b"{args.") + written.count(b"{secrets.") > MOST_PLACEHOLDERS:
+        yield "target", f"must have at most {MOST_PLACEHOLDERS} placeholders in headers and body"
+    elif b"{secrets." in written:
+        for name in sorted(_secrets_named((*target.headers.values(), *_texts(target.body))) - known):
+            yield "target", f"{{secrets.{name[:64]}}} is not one of the names in secrets"
 
 
 def _wrong_url(url: str) -> str | None:
@@ -109,14 +116,16 @@ def _secrets_named(texts: Iterable[str]) -> set[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
+    """The strings of a JSON value. Not recursive: each would pass through one generator per level."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 def host_of(url: str) -> str:
@@ -142,20 +151,54 @@ def call_of(target: Target, args: Any, secrets: Mapping[str, str], about: Mappin
         if len(told) <= _LONGEST_ARGS_HEADER and told.isascii():
             defaults["Tocsin-Args"] = told.decode()
     headers |= {name: _header(name, value) for name, value in defaults.items() if name.lower() not in given}
-    url = _PLACEHOLDER.sub(lambda m: _in_url(words.named(m)), target.url)
+    return Call(target.method, _url(target.url, words), headers, body)
+
+
+def _url(template: str, words: _Words) -> str:
+    length = 0
+
+    def filled(match: re.Match[str]) -> str:
+        nonlocal length
+        text = words.told(match)
+        length += len(text)
+        if length > LONGEST_URL:  # before it is quoted, which takes a step for each character
+            raise long
+        return _in_url(text)
+
+    long = BadCall(f"the URL is longer than {LONGEST_URL} characters with these arguments")
+    url = _PLACEHOLDER.sub(filled, template)
     if len(url) > LONGEST_URL:
-        raise BadCall(f"the URL is longer than {LONGEST_URL} characters with these arguments")
-    return Call(target.method, url, headers, body)
+        raise long
+    return url
 
 
 class _Words:
-    """What placeholders stand for."""
+    """What placeholders stand for. All that they add to one request is counted (`MOST_FILLED`)."""
 
     def __init__(self, args: Any, secrets: Mapping[str, str]) -> None:
         self.args, self._secrets = args, secrets
+        self._known: dict[str, tuple[Any, str]] = {}
+        self._filled = 0
 
-    def named(self, match: re.Match[str]) -> Any:
+    def value(self, match: re.Match[str]) -> Any:
         """The value of a placeholder."""
+        return self._counted(match)[0]
+
+    def told(self, match: re.Match[str]) -> str:
+        """The value of a placeholder, as text."""
+        return self._counted(match)[1]
+
+    def _counted(self, match: re.Match[str]) -> tuple[Any, str]:
+        known = self._known.get(match[0])
+        if known is None:
+            value = self._named(match)
+            known = self._known[match[0]] = value, _plain(value)
+        self._filled += len(known[1])
+        if self._filled > MOST_FILLED:
+            raise BadCall(f"the placeholders add more than {MOST_FILLED // 2**20} MiB with these arguments")
+        return known
+
+    def _named(self, match: re.Match[str]) -> Any:
         if match[1] == "secrets":
             if (found := self._secrets.get(match[2][1:])) is None:
                 raise BadCall(f"the secret {match[2][1:]} was not delivered")
@@ -169,13 +212,13 @@ class _Words:
 
     def text(self, template: str) -> str:
         """A text with its placeholders filled in."""
-        return _PLACEHOLDER.sub(lambda m: _plain(self.named(m)), template)
+        return _PLACEHOLDER.sub(self.told, template)
 
     def filled(self, value: Any) -> Any:
         """A JSON value with all its placeholders filled in."""
         if isinstance(value, str):
             whole = _PLACEHOLDER.fullmatch(value)
-            return self.named(whole) if whole else self.text(value)
+            return self.value(whole) if whole else self.text(value)
         if isinstance(value, dict):
             return {name: self.filled(inner) for name, inner in value.items()}
         if isinstance(value, list):
@@ -187,8 +230,7 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _in_url(value: Any) -> str:
-    text = _plain(value)
+def _in_url(text: str) -> str:
     if text in ("", ".", ".."):  # another path than the job's
         raise BadCall(f"{text!r} cannot stand in a URL")
     return quote(text, safe="", errors="backslashreplace")

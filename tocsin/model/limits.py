@@ -51,7 +51,8 @@ def rendered(template: str, args: Mapping[str, Any]) -> str:
             found = found.get(name) if isinstance(found, dict) else None
         if found is None or isinstance(found, dict | list):
             return ""
-        return str(found).lower() if isinstance(found, bool) else str(found)
+        text = str(found).lower() if isinstance(found, bool) else str(found)
+        return text[:LONGEST_KEY]  # a template may name a long argument many times
 
     return _PLACEHOLDER.sub(value, template)[:LONGEST_KEY]
 

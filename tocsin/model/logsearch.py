@@ -21,6 +21,7 @@ _ONE = ord("1")
 _MIX = 0x9E3779B1  # makes a second hash of the first
 _TERM = re.compile(r'"([^"]*)("?)|(\S+)')
 _MOST_TERMS = 20
+_MOST_WORDS = 50  # of all terms: a phrase is compared with every line, word by word
 
 
 def folded(data: bytes) -> bytes:
@@ -56,6 +57,8 @@ class Query(NamedTuple):
             raise ValueError("there is nothing to look for")
         if len(found) > _MOST_TERMS:
             raise ValueError(f"has more than {_MOST_TERMS} terms")
+        if sum(len(parts) for _, parts, _ in found) > _MOST_WORDS:
+            raise ValueError(f"must have at most {_MOST_WORDS} words")
         return cls(
             frozenset(word for words, _, _ in found for word in words),
             tuple(part for _, parts, _ in found for part in parts),

@@ -14,6 +14,7 @@ import msgspec
 from tocsin.errors import BadRequest, InvalidInput
 
 DEPTH = 64
+MOST_LEVELS = 920  # of what user code returns: the interpreter reads about 1,000, less the calls around it
 MOST_PARTS = 250_000  # arrays and objects of one body: memory and time go by them, not by bytes
 _NUL = b"\\u0000"  # the escape of U+0000, which PostgreSQL cannot store
 
@@ -38,7 +39,7 @@ def refuse_odd(body: bytes) -> None:
     could be told, in JSON that decodes."""
     refuse_nul(body)
     value = msgspec.json.decode(body)
-    if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
+    if is_deep(body, value, DEPTH):
         raise BadRequest(f"the body is nested deeper than {DEPTH} levels", code="too_deep")
     try:
         msgspec.msgpack.encode(value)  # what a worker would be told
@@ -56,12 +57,21 @@ def untold() -> InvalidInput:
     return InvalidInput(text, code="integer_out_of_range")
 
 
-def _is_deep(value: Any) -> bool:
-    """Whether a decoded value is nested deeper than `DEPTH`, looking at one level after the other."""
+def is_deep(body: bytes, value: Any, most: int) -> bool:
+    """Return whether a value, which this JSON decodes to, is nested deeper than `most` levels."""
+    return body.count(b"[") + body.count(b"{") > most and _is_deeper(value, most)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Look at one level after the other."""
     level = [value]
-    for _ in range(DEPTH):
-        inner = (part for whole in level for part in (whole.values() if type(whole) is dict else whole))
-        level = [part for part in inner if type(part) is dict or type(part) is list]
+    for _ in range(most):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if type(whole) is dict else whole)
+            if type(part) is dict or type(part) is list
+        ]
         if not level:
             return False
     return True

@@ -45,9 +45,10 @@ def within_scope(who: Identity, spec: JobSpec, was: str | None = None) -> None:
     cannot see. If a name fits, the key can see every job that could have it."""
     if who.scope is None:
         return
-    if not who.scope.has(spec.name, spec.tags):
+    fits = who.scope.has_name(spec.name)
+    if not fits and not who.scope.has(None, spec.tags):
         raise Forbidden("this key is kept to other jobs, by their names or tags", code="out_of_scope")
-    if spec.name is not None and spec.name != was and not who.scope.has_name(spec.name):
+    if spec.name is not None and spec.name != was and not fits:
         raise Forbidden("a name that this key gives must fit a pattern of its scope", code="out_of_scope")
 
 

@@ -250,6 +250,8 @@ def elements_of(result: str, about: Mapped) -> Elements | BadMap:
         return Elements([encode(each).decode() for each in about.map.args_for(msgspec.json.decode(result))], {})
     except BadMap as why:
         return why
+    except RecursionError:
+        return BadMap(f"the result of {about.map.parent} is nested too deeply")
 
 
 # ── jobs that depend on jobs ─────────────────────────────────────────────────────────────────────────────────────

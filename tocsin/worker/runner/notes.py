@@ -18,10 +18,9 @@ from tocsin.client.context import Saving
 from tocsin.client.failures import Superseded
 from tocsin.worker.frames import Note, ProtocolViolation, RunRef
 from tocsin.worker.runner.output import OutputBuffer
-from tocsin.worker.runner.run import Run
+from tocsin.worker.runner.run import Run, repacked
 
 CHECKPOINT_BYTES = 64 * 1024
-_to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Notes:
@@ -48,7 +47,7 @@ class Notes:
                 f"a checkpoint holds at most {CHECKPOINT_BYTES:,} bytes of JSON, and this is {len(text):,}"
             )
         # Through JSON and back: only what survives that comes back to the next attempt as it was.
-        packed = msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
+        packed = repacked(text)
         number, kept = next(self._numbers), Future[None]()
         kept.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it: the answer still arrives
         self._unanswered[number] = run, kept

@@ -19,6 +19,7 @@ from tocsin.client.failures import BadArguments, meaning, text_of
 from tocsin.model.loglines import clean
 from tocsin.model.masks import Mask, confidential
 from tocsin.model.packed import MOST_RESULT
+from tocsin.model.strict import MOST_LEVELS, is_deep
 from tocsin.worker.frames import Call, CallTarget, Done, RunRef
 from tocsin.worker.lines import OutputLimit
 
@@ -125,7 +126,15 @@ def _storable(result: Any) -> msgspec.Raw:
     text = msgspec.json.encode(result)
     if len(text) > MOST_RESULT:
         raise _TooLarge(f"the result has {len(text):,} bytes as JSON, at most {MOST_RESULT:,} are kept")
-    return msgspec.Raw(_to_msgpack(msgspec.json.decode(text)))
+    return repacked(text)
+
+
+def repacked(text: bytes) -> msgspec.Raw:
+    """Return JSON as msgpack. Refuse what is nested so deeply that the server could not read the report it is in."""
+    value = msgspec.json.decode(text)
+    if is_deep(text, value, MOST_LEVELS):
+        raise ValueError(f"it must be nested at most {MOST_LEVELS} levels deep")
+    return msgspec.Raw(_to_msgpack(value))
 
 
 def failed(run: Run, ran_ns: int, exc: BaseException) -> Done:
